@@ -38,6 +38,10 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 REDUCTIONS = ("sum", "avg", "max", "min")
+"""What a partial placement may be, to be cut by :func:`split`. A result may also be ``product`` or ``norm2``
+(the root of the sum of squares; any other order likewise), which can be combined but not drawn."""
+
+_RESULT_REDUCTION = re.compile(r"sum|avg|max|min|product|norm(\d+(?:\.\d+)?)")
 
 
 class PlacementError(ValueError):
@@ -79,14 +83,14 @@ class Placement:
         return self.kind == "P"
 
 
-def S(dim: int, factor: int = 1) -> Placement:  # noqa: N802 (the field's spelling)
+def S(dim: int, factor: int = 1) -> Placement:
     """Split along dimension ``dim`` (negative counts from the end)."""
     return Placement("S", dim=dim, factor=factor)
 
 
-def P(reduction: str = "sum") -> Placement:  # noqa: N802
+def P(reduction: str = "sum") -> Placement:
     """Partial: the value is the ``reduction`` (sum, avg, max or min) of the ranks' pieces."""
-    if reduction not in REDUCTIONS:
+    if not _RESULT_REDUCTION.fullmatch(reduction):
         raise PlacementError(f"P({reduction}) is not a placement; use P, P(avg), P(max) or P(min)")
     return Placement("P", reduction=reduction)
 
@@ -148,7 +152,7 @@ _STRIDED = re.compile(
 )
 _SHORT_SPLIT = re.compile(r"S(\d+)", re.IGNORECASE)
 _PARTIAL = re.compile(
-    r"(?:_?Partial|P)(?:\(\s*(?:reduce_op\s*=\s*)?['\"]?(sum|avg|max|min)?['\"]?\s*\))?", re.IGNORECASE
+    r"(?:_?Partial|P)(?:\(\s*(?:reduce_op\s*=\s*)?['\"]?([a-z]+[\d.]*)?['\"]?\s*\))?", re.IGNORECASE
 )
 _BROADCAST = {"b", "r", "replicate()", "replicate", "broadcast", "broadcast()", "b()", "r()"}
 
@@ -190,7 +194,7 @@ def parse_sbp(text: str, mesh: Mesh | None = None) -> SBP:
         if sbp == (B,):
             return (B,) * mesh.ndim
         raise PlacementError(
-            f"{text!r} has {len(sbp)} placements, but the mesh {mesh} has {mesh.ndim} axes; write one for each"
+            f"{text!r} has {len(sbp)} placements, but mesh {mesh} has {mesh.ndim} axes; write one for each"
         )
     return sbp
 
@@ -248,8 +252,8 @@ def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=65536)
 def local_indices(shape: tuple[int, ...], sbp: SBP, mesh: Mesh, rank: int) -> tuple[slice | Array, ...]:
-    """Which part of the full tensor ``rank`` holds: a slice (or, for a strided split, an index array) for each
-    dimension. Partial axes hold the whole."""
+    """Which part of the full tensor ``rank`` holds: for each dimension a slice (an index array for a strided
+    split). Partial axes hold the whole."""
     result: list[slice | Array] = [slice(0, size) for size in shape]
     coordinates = mesh.coordinates(rank)
     for axis, placement in enumerate(normalise(sbp, len(shape))):
@@ -356,6 +360,8 @@ def _draw_partials(
                 loser = np.minimum(loser, whole) if reduction == "max" else np.maximum(loser, whole)
             pieces.append(np.where(owner == index, whole, loser).astype(whole.dtype))
         return pieces
+    if reduction not in REDUCTIONS:
+        raise PlacementError(f"P({reduction}) can be read but not drawn; use P, P(avg), P(max) or P(min)")
     if reduction == "avg" and whole.dtype.kind in "iu":
         raise PlacementError("integers have no exact P(avg) pieces; use P")
     pieces = [_noise(whole, random) for _ in range(parts - 1)]
@@ -368,11 +374,11 @@ def _draw_partials(
 
 
 def _noise(like: Array, random: np.random.Generator) -> Array:
-    """Random values of the size of the largest in ``like``, both signs, of few bits so that sums are exact."""
+    """Random values of the size of the largest in ``like``, both signs, few bits: so that sums are exact."""
     if like.dtype.kind in "iu":
-        largest = int(np.max(np.abs(like.astype(np.float64)), initial=0)) + 3
+        reach = int(np.max(np.abs(like.astype(np.float64)), initial=0)) + 3
         information = np.iinfo(like.dtype)
-        low, high = max(-largest, information.min), min(largest, information.max)
+        low, high = max(-reach, information.min), min(reach, information.max)
         return random.integers(low, high, like.shape, dtype=like.dtype, endpoint=True)
     if like.dtype.kind == "c":
         part = like.real.dtype
@@ -418,6 +424,11 @@ def _reduce(members: list[Array], reduction: str) -> Array:
     if reduction in ("max", "min"):
         choose = np.maximum if reduction == "max" else np.minimum
         return np.asarray(choose.reduce(members))
+    if reduction == "product":
+        return np.asarray(np.multiply.reduce(members), dtype=members[0].dtype)
+    if match := re.fullmatch(r"norm(.+)", reduction):
+        order = float(match[1])
+        return np.asarray(sum(np.abs(member) ** order for member in members) ** (1 / order))
     total = members[0]
     for member in members[1:]:
         total = total + member
@@ -441,7 +452,8 @@ def combine(pieces: Sequence[Array], sbp: SBP, mesh: Mesh, shape: Sequence[int])
         due = local_shape(shape, sbp, mesh, rank)
         if tuple(piece.shape) != due:
             raise LayoutError(
-                f"rank {rank} holds a piece of shape {tuple(piece.shape)}, but {show(sbp)} of {shape} gives it {due}"
+                f"rank {rank} holds a piece of shape {tuple(piece.shape)}, "
+                f"but {show(sbp)} of {shape} gives it {due}"
             )
     reduced = reduce_partials(pieces, sbp, mesh)
     full = np.zeros(shape, dtype=reduced[0].dtype)

@@ -1,0 +1,1 @@
+"""What is held to be right. Uses none of the subject's code."""

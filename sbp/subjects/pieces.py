@@ -1,0 +1,40 @@
+"""This rank's pieces of the inputs, cut by placement.py and kept for the trials that follow."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import torch
+
+from sbp.case import stable_seed
+from sbp.placement import Mesh, parse_sbp, show, split
+from sbp.program import to_numpy
+
+_LIMIT = 4096
+
+
+class PieceCache:
+    """Cuts tensors for one rank. The same name, placement and mesh of one case always gives the same pieces, on
+    every rank and in every run."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._pieces: OrderedDict[tuple[str, str, str, str], torch.Tensor] = OrderedDict()
+
+    def piece(self, case: str, name: str, full: torch.Tensor, sbp_text: str, mesh: Mesh) -> torch.Tensor:
+        """A fresh copy of this rank's piece of ``full``, on its device.
+
+        Raises PlacementError where the placement does not fit the tensor.
+        """
+        key = (case, name, sbp_text, str(mesh))
+        kept = self._pieces.get(key)
+        if kept is None:
+            sbp = parse_sbp(sbp_text, mesh)
+            random = np.random.default_rng(stable_seed("pieces", case, name, show(sbp), mesh))
+            local = split(to_numpy(full), sbp, mesh, random)[self.rank]
+            kept = torch.from_numpy(np.array(local)).to(full.dtype).to(full.device)
+            self._pieces[key] = kept
+            if len(self._pieces) > _LIMIT:
+                self._pieces.popitem(last=False)
+        return kept.clone()

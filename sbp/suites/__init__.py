@@ -1,0 +1,57 @@
+"""Where cases come from. Each suite is one module with a ``SUITE`` that follows :class:`Suite`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sbp.case import Trial
+    from sbp.plan import PlanOptions
+    from sbp.program import MakeOptimizer, Program
+
+# Suite name -> the module that holds it. Imported when it is asked for: some need torch's test databases, which
+# take seconds to import. The order is that of the default run.
+MODULES: dict[str, str] = {
+    "modules": "sbp.suites.modules",
+}
+
+
+class SuiteError(ValueError):
+    """A suite or case that does not exist; says which do."""
+
+
+class Suite(Protocol):
+    """A source of cases."""
+
+    @property
+    def name(self) -> str: ...
+
+    def cases(self) -> Iterable[str]:
+        """The names of the cases, stable and in a stable order."""
+
+    def build(self, case: str, dtype: str, device: str) -> Program:
+        """The program of a case. The same values on every call, in every process."""
+
+    def plan(self, case: str, options: PlanOptions) -> Iterable[Trial]:
+        """The trials of a case."""
+
+    def make_optimizer(self, trial: Trial) -> MakeOptimizer | None:
+        """The optimizer of a training trial, None for any other."""
+
+
+@cache
+def find_suite(name: str) -> Suite:
+    """The suite of that name. Raises SuiteError."""
+    if name not in MODULES:
+        raise SuiteError(f"there is no suite {name!r}; there are: {', '.join(MODULES)}")
+    return importlib.import_module(MODULES[name]).SUITE
+
+
+def skipped_cases(suite: Suite) -> Mapping[str, str]:
+    """The cases that a suite left out while planning, with the reason."""
+    return getattr(suite, "skipped", {})
+
+

@@ -1,0 +1,183 @@
+"""All ranks' comparisons of one trial, put together to a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbp.oracle.tolerance import relative_limit
+from sbp.placement import LayoutError, Mesh, reduce_partials, take_local
+from sbp.verdict.compare import Row, difference, parse_sbp_cached
+
+# The order says which word a trial gets when several apply: the one nearest the cause.
+FAILURES = (
+    "crash",
+    "hang",
+    "ranks disagree",
+    "lost write",
+    "wrong layout",
+    "wrong value",
+    "wrong gradient",
+    "wrong state",
+    "error",
+)
+HARMLESS = ("pass", "noise", "refused")
+WORDS = (*HARMLESS, *FAILURES)
+
+_WRONG = {"value": "wrong value", "gradient": "wrong gradient", "state": "wrong state"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with one quantity.
+
+    Attributes:
+        verdict: the word for it.
+        quantity: its name, such as ``layers.0.bn.running_var``; empty for the trial as a whole.
+        rank: the first rank on which it shows; ranks: all of them.
+        claimed: the placement that the subject claims (of the first rank).
+        max_abs_error, relative_error: the error's largest element, and its L2 norm over the reference's.
+        relation: how it differs, in words.
+    """
+
+    verdict: str
+    quantity: str
+    rank: int = 0
+    ranks: tuple[int, ...] = ()
+    claimed: str | None = None
+    max_abs_error: float = 0.0
+    relative_error: float = 0.0
+    relation: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the results file has it; what is not a finite number is written as null or text."""
+        return {
+            "verdict": self.verdict,
+            "quantity": self.quantity,
+            "rank": self.rank,
+            "ranks": list(self.ranks),
+            "claimed": self.claimed,
+            "max_abs_error": _finite(self.max_abs_error),
+            "relative_error": _finite(self.relative_error),
+            "relation": self.relation,
+        }
+
+
+def _finite(number: float) -> float | str:
+    return number if math.isfinite(number) else str(number)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A trial's verdict with all that was found, the nearest the cause first."""
+
+    verdict: str
+    findings: list[Finding] = field(default_factory=list)
+    # The largest relative error among the quantities that passed, to show how far from the limit they are.
+    largest_error: float = 0.0
+
+
+def judge_rows(rows_by_rank: Sequence[Sequence[Row]], mesh: Mesh) -> Judgement:
+    """Judge the quantities of one trial. ``rows_by_rank[r]`` is what rank r compared; a rank that got less far
+    than others is judged by what it has."""
+    names: dict[str, None] = {}
+    for rows in rows_by_rank:
+        names.update(dict.fromkeys(row.name for row in rows))
+    by_rank = [{row.name: row for row in rows} for rows in rows_by_rank]
+    findings: list[Finding] = []
+    largest = 0.0
+    for name in names:
+        present = {rank: rows[name] for rank, rows in enumerate(by_rank) if name in rows}
+        found, error = _judge_quantity(name, present, mesh)
+        findings += found
+        if not found:
+            largest = max(largest, error)
+    findings.sort(key=lambda finding: FAILURES.index(finding.verdict))  # stable: the order of the run remains
+    return Judgement(findings[0].verdict if findings else "pass", findings, largest)
+
+
+def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[Finding], float]:
+    first = rows[min(rows)]
+    wrong = _WRONG[first.kind]
+    everyone = len(rows) == mesh.size
+
+    claims = {rank: row.claimed for rank, row in rows.items() if not row.problem.startswith("missing")}
+    if len(set(claims.values())) > 1:
+        words = ", ".join(f"rank {rank} {claim or 'a plain tensor'}" for rank, claim in claims.items())
+        odd = tuple(rank for rank, claim in claims.items() if claim != first.claimed)
+        relation = f"the ranks claim different placements: {words}"
+        return [
+            Finding("ranks disagree", name, min(odd, default=0), odd, first.claimed, relation=relation)
+        ], 0.0
+
+    broken = {rank: row for rank, row in rows.items() if row.problem}
+    if broken:
+        rank = min(broken)
+        problem = broken[rank].problem
+        missing = problem.startswith(("missing", "unexpected"))
+        relation = problem + _on_ranks(tuple(broken), mesh.size)
+        word = wrong if missing else "wrong layout"
+        return [Finding(word, name, rank, tuple(broken), broken[rank].claimed, relation=relation)], 0.0
+    if first.claimed is None and not first.digest:
+        return [], 0.0  # neither side has it
+
+    limit = relative_limit(first.dtype)
+    errors = {rank: (row.max_abs_error, row.difference_norm) for rank, row in rows.items()}
+    sbp = parse_sbp_cached(first.claimed if first.claimed is not None else "B", mesh)
+    partial = any(placement.is_partial for placement in sbp)
+    if partial:
+        if not everyone or rows[0].expected is None:
+            return [], 0.0  # some pieces of the sum are not known
+        pieces = [rows[rank].data for rank in range(mesh.size)]
+        try:
+            reduced = reduce_partials([piece for piece in pieces if piece is not None], sbp, mesh)
+        except LayoutError as error:
+            return [Finding("wrong layout", name, 0, (), first.claimed, relation=str(error))], 0.0
+        whole = rows[0].expected
+        errors = {
+            rank: difference(reduced[rank], take_local(whole, sbp, mesh, rank)) for rank in range(mesh.size)
+        }
+    scale = first.expected_norm or 1.0
+    relative = {rank: norm / scale for rank, (_, norm) in errors.items()}
+    off = tuple(rank for rank, error in relative.items() if not error <= limit)
+    findings = []
+    if off:
+        worst = max(off, key=lambda rank: relative[rank])
+        findings.append(
+            Finding(wrong, name, off[0], off, first.claimed, errors[worst][0], relative[worst], relation="")
+        )
+    if not partial:
+        odd = _odd_replicas(rows, sbp, mesh)
+        if odd:
+            values = "" if off else ", though each is right within rounding"
+            relation = f"replicas are not the same bits{_on_ranks(odd, mesh.size)}{values}"
+            worst = max(relative, key=lambda rank: relative[rank])
+            error = errors[worst][0], relative[worst]
+            findings.insert(
+                0, Finding("ranks disagree", name, odd[0], odd, first.claimed, *error, relation=relation)
+            )
+    return findings, max(relative.values(), default=0.0)
+
+
+def _odd_replicas(rows: dict[int, Row], sbp: Any, mesh: Mesh) -> tuple[int, ...]:
+    """The ranks whose piece differs in its bits from that of the first rank with the same part."""
+    axes = [axis for axis, placement in enumerate(sbp) if placement.kind == "B"]
+    if not axes:
+        return ()
+    odd = []
+    for rank, row in rows.items():
+        first = next(member for member in mesh.ranks_along(axes, rank) if member in rows)
+        if row.digest != rows[first].digest:
+            odd.append(rank)
+    return tuple(odd)
+
+
+def _on_ranks(ranks: tuple[int, ...], size: int) -> str:
+    """`` on every rank``, `` on rank 2`` ..."""
+    if len(ranks) == size:
+        return " on every rank"
+    return f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+

@@ -1,0 +1,182 @@
+"""What runs inside each rank's worker process: it takes trials one by one and returns what this rank found.
+
+The worker keeps the cases' programs and references that it has built: the reference does not depend on the
+placements, so it is computed once for a case and serves all its trials.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from sbp.case import Trial, stable_seed
+from sbp.oracle.reference import Reference, compute_reference
+from sbp.placement import parse_mesh
+from sbp.program import Program
+from sbp.subjects.dtensor import DTensorSubject, is_refusal
+from sbp.suites import find_suite
+from sbp.verdict.compare import Observed, compare_all
+
+_KEPT_REFERENCES = 64
+
+
+@dataclass
+class _Case:
+    program: Program
+    reference: Reference
+
+
+class Worker:
+    """One rank of a world. ``handle`` takes requests as plain data and answers likewise; it raises what a trial
+    raises after the comparison of what was reached (see :class:`TrialFailed`)."""
+
+    def __init__(self, rank: int, size: int, device: str = "cpu") -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.subject: DTensorSubject | None = None
+        self._cases: OrderedDict[str, _Case] = OrderedDict()
+        self._store: dist.TCPStore | None = None
+        self._observed: dict[str, Observed] = {}
+        self._reference: Reference | None = None
+
+    def handle(self, request: Mapping[str, Any]) -> Any:
+        operation: Callable[[Mapping[str, Any]], Any] = getattr(self, f"do_{request['do']}")
+        return operation(request)
+
+    # ---------------------------------------------------------------------------------- making the world
+
+    def do_open(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """On the first rank only: open the rendezvous on a free port and say which."""
+        self._store = dist.TCPStore(
+            request["host"], 0, self.size, is_master=True, wait_for_workers=False, timeout=_seconds(request)
+        )
+        return {"port": self._store.port}
+
+    def do_join(self, request: Mapping[str, Any]) -> None:
+        """Become one rank of the torch.distributed world."""
+        timeout = _seconds(request)
+        store = self._store or dist.TCPStore(
+            request["host"], request["port"], self.size, is_master=False, timeout=timeout
+        )
+        os.environ.update(
+            RANK=str(self.rank),
+            WORLD_SIZE=str(self.size),
+            MASTER_ADDR=request["host"],
+            MASTER_PORT=str(request["port"]),
+        )
+        dist.init_process_group(
+            request["backend"], store=store, rank=self.rank, world_size=self.size, timeout=timeout
+        )
+        self.subject = DTensorSubject(self.rank, self.device)
+
+    def do_barrier(self, request: Mapping[str, Any]) -> None:
+        """Meet the other ranks: proves that the world is still in step after a trial that raised."""
+        dist.barrier()
+
+    # ------------------------------------------------------------------------------------------- trials
+
+    def do_trial(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one trial. The answer holds the rows, the subject's and the harness's seconds, and the error that
+        the subject raised, if any."""
+        begin = time.perf_counter()
+        trial = Trial.from_dict(request["trial"])
+        case = self._case(trial)
+        mesh = parse_mesh(trial.mesh)
+        suite = find_suite(trial.suite)
+        observed: dict[str, Observed] = {}
+        self._observed, self._reference = observed, case.reference
+        assert self.subject is not None
+        torch.manual_seed(stable_seed("run", trial.case) % 2**31)
+        error: dict[str, Any] | None = None
+        start = time.perf_counter()
+        try:
+            self.subject.run(
+                case.program,
+                trial.case,
+                mesh,
+                trial.placements,
+                case.reference.cotangents,
+                observed,
+                suite.make_optimizer(trial),
+            )
+        except Exception as raised:
+            error = describe_error(raised)
+        end = time.perf_counter()
+        rows = compare_all(observed, case.reference.quantities, mesh, self.rank, reached=error is None)
+        answer = {
+            "rows": [row.to_list() for row in rows],
+            "subject_seconds": end - start,
+            "harness_seconds": time.perf_counter() - end + start - begin,
+        }
+        if error is not None:
+            answer["error"] = error
+        return answer
+
+    def do_details(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """This rank's pieces of the named quantities of the last trial; the first rank adds the expected values."""
+        names = request["names"]
+        pieces = {
+            name: observed.local
+            for name, observed in self._observed.items()
+            if name in names and observed.local is not None
+        }
+        answer: dict[str, Any] = {"pieces": pieces}
+        if self.rank == 0 and self._reference is not None:
+            answer["expected"] = {
+                name: due.value
+                for name, due in self._reference.quantities.items()
+                if name in names and due.value is not None
+            }
+        return answer
+
+    def _case(self, trial: Trial) -> _Case:
+        suite = find_suite(trial.suite)
+        variant = f"{trial.suite}/{trial.case}/{trial.kind}/{sorted(trial.options.items())}/{trial.dtype}"
+        kept = self._cases.get(variant)
+        if kept is None:
+            program = suite.build(trial.case, trial.dtype, self.device)
+            reference = compute_reference(
+                program, trial.case, suite.make_optimizer(trial), stable_seed("run", trial.case) % 2**31
+            )
+            kept = _Case(program, reference)
+            self._cases[variant] = kept
+            if len(self._cases) > _KEPT_REFERENCES:
+                self._cases.popitem(last=False)
+        self._cases.move_to_end(variant)
+        return kept
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An exception as plain data. Its text may itself fail; that must not hide the error."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(the exception's text could not be made)"
+    return {
+        "type": type(error).__name__,
+        "message": message[:4000],
+        "traceback": "".join(traceback.format_exception(error))[-8000:],
+        "refused": is_refusal(error),
+    }
+
+
+def _seconds(request: Mapping[str, Any]) -> datetime.timedelta:
+    return datetime.timedelta(seconds=request["timeout"])
+
+
+def start(context: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """The entry that launch calls in a freshly forked worker."""
+    torch.set_num_threads(1)
+    np.seterr(all="ignore")
+    return Worker(context.rank, context.size).handle

@@ -1,0 +1,1 @@
+"""``sbp lint``: in-place operations on distributed tensors, from the source alone."""

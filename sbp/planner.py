@@ -1,0 +1,96 @@
+"""Plans the trials in a process of its own, so that the first ones run while the last are still being planned."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sbp.case import Trial
+from sbp.placement import PlacementError, parse_mesh
+from sbp.plan import PlanOptions
+from sbp.select import SelectionError, compile_expression, matches_target, suggest
+from sbp.suites import MODULES, Suite, SuiteError, find_suite, skipped_cases
+
+# How many trials of a case come in the first pass, when the time is bounded: the most telling ones come first, and
+# each pass takes twice as many.
+_FIRST_PASS = 4
+
+
+def plan_trials(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Plan the trials that a request asks for.
+
+    Args:
+        request: ``suites``, ``targets``, ``keyword`` (``-k``), ``meshes``, ``dtypes``, ``device``, ``placements``,
+            ``rows``, ``subject``, ``in_passes`` (breadth first, for a bounded time).
+
+    Yields: ``{"trials": [...]}`` as they are known, at last ``{"done": True, "skipped": {case: reason}}``. Bad input
+        gives one ``{"error": line}`` and nothing more.
+    """
+    try:
+        yield from _plan(request)
+    except (SelectionError, SuiteError, PlacementError) as error:
+        yield {"error": str(error)}
+
+
+def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    options = PlanOptions(
+        meshes=tuple(parse_mesh(text) for text in request["meshes"]),
+        dtypes=tuple(request["dtypes"]),
+        device=request["device"],
+        placements=request.get("placements"),
+        rows=request.get("rows"),
+        subject=request["subject"],
+    )
+    keep = compile_expression(request["keyword"]) if request.get("keyword") else None
+    planned = 0
+    waiting: list[list[Trial]] = []
+    skipped: dict[str, str] = {}
+    for suite, case in _cases(request["suites"], request["targets"]):
+        trials = [trial for trial in suite.plan(case, options) if keep is None or keep(trial.id)]
+        skipped.update(skipped_cases(suite))
+        if request.get("in_passes"):
+            trials, rest = trials[:_FIRST_PASS], trials[_FIRST_PASS:]
+            waiting.append(rest)
+        if trials:
+            planned += len(trials)
+            yield {"trials": [trial.to_dict() for trial in trials]}
+    size = _FIRST_PASS
+    while any(waiting):
+        size *= 2
+        for rest in waiting:
+            now, rest[:] = rest[:size], rest[size:]
+            if now:
+                planned += len(now)
+                yield {"trials": [trial.to_dict() for trial in now]}
+    if not planned and request.get("keyword"):
+        raise SelectionError(f"-k {request['keyword']!r} matches no trial; --list shows the ids")
+    yield {"done": True, "planned": planned, "skipped": skipped}
+
+
+def _cases(suites: list[str], targets: list[str]) -> Iterator[tuple[Suite, str]]:
+    """The cases of the suites that the targets mean, all without targets.
+
+    Raises SelectionError for a target that means nothing, before the first case where that is known by then.
+    """
+    found = [find_suite(name) for name in suites or list(MODULES)]
+    if not targets:
+        for suite in found:
+            yield from ((suite, case) for case in suite.cases())
+        return
+    names = [(suite, case) for suite in found for case in suite.cases()]
+    for target in targets:
+        if not any(matches_target(case, target) for _, case in names):
+            raise SelectionError(suggest(target, [case for _, case in names]))
+    yield from ((suite, case) for suite, case in names if any(matches_target(case, t) for t in targets))
+
+
+def serve(request: Mapping[str, Any], connection: Any) -> None:
+    """The entry of the planning process: sends what :func:`plan_trials` yields, in order."""
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for message in plan_trials(request):
+        connection.send(message)
+

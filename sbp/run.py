@@ -1,0 +1,126 @@
+"""``mpirun -n 4 python -m sbp.run``: run the trials on the ranks, and say what differs from one device.
+
+This module is the process that the launcher starts on each rank: it imports no torch, so that nothing which a
+trial does can take it down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+
+import launch
+from sbp._version import __version__
+
+DESCRIPTION = """\
+Run modules and operators as global tensors under many SBP placements, and compare what every rank holds with what
+one device computes."""
+
+EXAMPLES = """\
+examples:
+  mpirun -n 4 python -m sbp.run                       the built-in suites on DTensor
+  python -m sbp.run -n 4 Linear nn.BatchNorm2d        only these modules; starts mpirun itself
+  python -m sbp.run -n 4 my_cases.py                  your own cases
+  python -m sbp.run -n 4 -k "MSELoss and input=S(0)"  only trials whose id has both
+  python -m sbp.run -n 4 --mesh 2x2 --list            the ids on a 2 x 2 mesh, without running them
+  python -m sbp.run -n 4 --budget 60s --results r.jsonl
+
+exit code: 0 no unexpected failure; 1 unexpected failures, or a known failure that passes; 2 bad usage or
+input; 3 the run could not be done or is incomplete."""
+
+OK, FAILED, USAGE, INCOMPLETE = 0, 1, 2, 3
+
+
+class UsageError(ValueError):
+    """Bad input; one line that says what and what to do."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line of ``sbp.run``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sbp.run",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("targets", nargs="*", metavar="TARGET", help="modules (Linear, nn.Linear), case names; all if none")
+    add("-n", type=int, metavar="N", help="start N ranks here: -n 4 (without it the ranks of mpirun are used)")
+    add("--suite", action="append", metavar="NAME", help="only this suite: --suite modules (may be repeated)")
+    add("--subject", default="dtensor", metavar="NAME", help="the system under test: --subject dtensor")
+    add("-k", dest="keyword", metavar="EXPRESSION", help='ids to run: -k "Linear and not input=P"')
+    add("--list", action="store_true", help="print the trials' ids and run nothing")
+    add(
+        "--mesh",
+        action="append",
+        metavar="SHAPE",
+        help="the ranks as a grid: --mesh 2x2 (may be repeated; default: one axis, and 2xN/2 where that fits)",
+    )
+    add("--dtype", action="append", metavar="DTYPE", help="--dtype float64 (the default; may be repeated)")
+    add("--device", default="cpu", metavar="DEVICE", help="--device cpu or --device cuda")
+    add("--placement", action="append", metavar="NAME=SBP", help='hold a tensor so: --placement "input=S(0)"')
+    add("--seed", type=int, default=0, metavar="N", help="of the ranks' hash seeds: --seed 1 (default 0)")
+    add("--id", action="append", metavar="ID", help="run exactly this trial (may be repeated); failures print theirs")
+    add("--level", choices=("quick", "default", "full"), default="default", help="how many placements of a case")
+    add("--budget", metavar="TIME", help="stop starting trials after this long: --budget 60s, 5m, 1h")
+    add("--timeout", metavar="TIME", default="20s", help="a trial's deadline: --timeout 20s (the default)")
+    add("--known", metavar="FILE|none", help="known failures: --known my.toml (default: those that ship)")
+    add("--results", metavar="FILE", help="write the verdicts as JSON lines: --results results.jsonl")
+    add("--version", action="version", version=f"sbp {__version__}")
+    return parser
+
+
+def parse_time(text: str) -> float:
+    """Seconds of ``90``, ``90s``, ``5m`` or ``1h``. Raises UsageError."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e7:
+        raise UsageError(f"{text!r} is not a time; write 90s, 5m or 1h")
+    return seconds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code. On ranks other than the first it serves until the run is over."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = make_parser().parse_args(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    if options.n is not None and not launch.inside_job():
+        if options.n < 1:
+            return _complain(f"-n {options.n}: at least one rank is needed")
+        return launch.spawn(options.n, ["-m", "sbp.run", *argv])
+    from sbp.lead import lead, make_settings
+
+    try:
+        settings = make_settings(options)
+    except UsageError as error:
+        return _complain(str(error)) if launch.is_first_rank() else USAGE
+    job = launch.start(settings)
+    if isinstance(job, int):
+        return job
+    try:
+        return lead(job, options, own_command(argv))
+    finally:
+        job.close()
+
+
+def own_command(argv: Sequence[str]) -> str:
+    """How this run was started, as text that can be typed."""
+    return shlex.join(["python", "-m", "sbp.run", *argv])
+
+
+def _complain(line: str) -> int:
+    print(f"sbp.run: {line}", file=sys.stderr)
+    return USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+

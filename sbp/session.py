@@ -1,0 +1,294 @@
+"""One run, as the first rank leads it: takes planned trials, has all ranks run each, judges, writes.
+
+No torch here: this runs in the process that the MPI launcher started, which no trial can take down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from sbp.case import Trial
+from sbp.placement import Array, parse_mesh
+from sbp.verdict.compare import Row
+from sbp.verdict.judge import FAILURES, Finding, Judgement, judge_rows
+from sbp.verdict.relation import describe_difference
+
+
+class Reply(Protocol):
+    """What launch says of one rank's answer; see launch.Reply."""
+
+    rank: int
+    status: str
+    value: Any
+    error: str
+    message: str
+    traceback: str
+    stack: str
+    seconds: float
+
+
+class Job(Protocol):
+    """The part of launch.Job that a session uses."""
+
+    size: int
+    on_new_world: Callable[[Any], None] | None
+
+    def call(self, request: Any, timeout: float, ranks: Sequence[int] | None = None) -> list[Any]: ...
+
+    def drop_world(self) -> None: ...
+
+
+class WorldError(RuntimeError):
+    """No world of ranks could be made; nothing can be run."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one trial, as it goes into the results file."""
+
+    trial: Trial
+    verdict: str
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+    error: dict[str, Any] | None = None
+    known: str | None = None
+    flaky: bool = False
+    largest_error: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict in FAILURES
+
+    def to_dict(self, command: str) -> dict[str, Any]:
+        trial = self.trial
+        record: dict[str, Any] = {
+            "kind": "verdict",
+            "id": trial.id,
+            "suite": trial.suite,
+            "subject": trial.subject,
+            "case": trial.case,
+            "placements": dict(trial.placements),
+            "mesh": trial.mesh,
+            "dtype": trial.dtype,
+            "device": trial.device,
+            "trial": trial.kind,
+            "verdict": self.verdict,
+            "known": self.known,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "largest_error": self.largest_error,
+            "seconds": round(self.seconds, 6),
+        }
+        if trial.options:
+            record["options"] = dict(trial.options)
+        if self.error is not None:
+            record["error"] = self.error
+        if self.flaky:
+            record["flaky"] = True
+        if self.verdict != "pass":
+            record["command"] = command
+        return record
+
+
+@dataclass
+class Timing:
+    """Where the time of the trials went, in seconds; the subject's and the harness's as the slowest rank had it."""
+
+    subject: float = 0.0
+    harness: float = 0.0
+    wall: float = 0.0
+
+
+class Session:
+    """Runs trials on the ranks of a job.
+
+    Args:
+        job: the ranks.
+        timeout: a trial's deadline in seconds.
+        backend: of torch.distributed.
+        host: where the first rank's rendezvous listens.
+    """
+
+    def __init__(self, job: Job, timeout: float, backend: str = "gloo", host: str = "127.0.0.1") -> None:
+        self.job = job
+        self.timeout = timeout
+        self.backend = backend
+        self.host = host
+        self.timing = Timing()
+        self.worlds = 0
+        job.on_new_world = self._make_world
+
+    def _make_world(self, job: Job) -> None:
+        """Have the fresh workers become one torch.distributed world."""
+        self.worlds += 1
+        # The subject's own time-out is longer than the trial's deadline, which then decides alone.
+        request = {"do": "open", "host": self.host, "timeout": self.timeout + 30}
+        [opened] = job.call(request, 60, ranks=[0])
+        if opened.status != "ok":
+            raise WorldError(f"the first rank could not open a rendezvous: {opened.message or opened.status}")
+        request.update(do="join", port=opened.value["port"], backend=self.backend)
+        for reply in job.call(request, 120):
+            if reply.status != "ok":
+                raise WorldError(
+                    f"rank {reply.rank} could not join the world: {reply.message or reply.status}"
+                    f"\n{reply.traceback or reply.stack}"
+                )
+
+    def run(self, trial: Trial) -> Verdict:
+        """Run one trial on all ranks and judge it. A rank's fault costs the trial its verdict and no more.
+
+        A trial that ended as ``hang`` or ``crash`` is run once more in a fresh world; if it then passes, it is
+        ``flaky``.
+        """
+        verdict = self._run_once(trial)
+        if verdict.verdict in ("hang", "crash"):
+            again = self._run_once(trial)
+            if again.verdict not in FAILURES:
+                return replace(verdict, flaky=True)
+        return verdict
+
+    def _run_once(self, trial: Trial) -> Verdict:
+        begin = time.monotonic()
+        replies = self.job.call({"do": "trial", "trial": trial.to_dict()}, self.timeout)
+        verdict = self._judge(trial, replies)
+        if verdict.error is not None and all(reply.status == "ok" for reply in replies):
+            self._check_world()
+        seconds = time.monotonic() - begin
+        self.timing.wall += seconds
+        return replace(verdict, seconds=seconds)
+
+    def _judge(self, trial: Trial, replies: Sequence[Reply]) -> Verdict:
+        mesh = parse_mesh(trial.mesh)
+        answers = {reply.rank: reply.value for reply in replies if reply.status == "ok"}
+        if answers:
+            self.timing.subject += max(answer["subject_seconds"] for answer in answers.values())
+            self.timing.harness += max(answer["harness_seconds"] for answer in answers.values())
+        rows = [
+            [Row.from_list(values) for values in answers[rank]["rows"]] if rank in answers else []
+            for rank in range(mesh.size)
+        ]
+        judgement = judge_rows(rows, mesh)
+        error = _error_of(replies, answers)
+        if error is None:
+            if judgement.findings:
+                judgement = self._explain(judgement, trial)
+            return Verdict(trial, judgement.verdict, judgement.findings, largest_error=judgement.largest_error)
+        word = error["verdict"]
+        trouble = Finding(word, "", error["rank"], tuple(error["ranks"]), relation=error["summary"])
+        if word in ("hang", "crash") or not judgement.findings:
+            findings = [trouble, *judgement.findings]
+        else:
+            # What the comparison found before the error is nearer to the cause than the error.
+            if all(reply.status == "ok" for reply in replies):
+                judgement = self._explain(judgement, trial)
+            word = judgement.verdict
+            findings = [*judgement.findings, trouble]
+        return Verdict(trial, word, findings, error=error["record"], largest_error=judgement.largest_error)
+
+    def _check_world(self) -> None:
+        """After an error on some rank: whether the ranks are still in step. If not, the world is dropped."""
+        if any(reply.status != "ok" for reply in self.job.call({"do": "barrier"}, 5.0)):
+            self.job.drop_world()
+
+    def _explain(self, judgement: Judgement, trial: Trial) -> Judgement:
+        """Add to each finding how it differs, in words, from the ranks' pieces."""
+        names = [finding.quantity for finding in judgement.findings if not finding.relation]
+        if not names:
+            return judgement
+        replies = self.job.call({"do": "details", "names": names}, self.timeout)
+        if any(reply.status != "ok" for reply in replies):
+            return judgement
+        expected: Mapping[str, Array] = replies[0].value["expected"]
+        mesh = parse_mesh(trial.mesh)
+        findings = []
+        for finding in judgement.findings:
+            if not finding.relation and finding.quantity in expected:
+                pieces = [reply.value["pieces"].get(finding.quantity) for reply in replies]
+                words = describe_difference(pieces, expected[finding.quantity], finding.claimed, mesh)
+                finding = replace(finding, relation=words)
+            findings.append(finding)
+        return replace(judgement, findings=findings)
+
+
+def _error_of(replies: Sequence[Reply], answers: Mapping[int, Any]) -> dict[str, Any] | None:
+    """What went wrong on some rank, None if nothing did: the verdict's word, a line about it, and the record."""
+    raised = {rank: answer["error"] for rank, answer in answers.items() if "error" in answer}
+    broken = {reply.rank: reply for reply in replies if reply.status != "ok"}
+    if not raised and not broken:
+        return None
+    size = len(replies)
+    stacks = {str(rank): reply.stack for rank, reply in broken.items() if reply.stack}
+    crashed = [rank for rank, reply in broken.items() if reply.status == "crash"]
+    hung = [rank for rank, reply in broken.items() if reply.status == "hang"]
+    harness = [rank for rank, reply in broken.items() if reply.status == "raised"]
+    if crashed:
+        first = broken[crashed[0]]
+        record = {"type": "crash", "message": first.message, "traceback": "", "stacks": stacks}
+        return _problem("crash", crashed, size, first.message, record)
+    if harness:
+        reply = broken[harness[0]]
+        record = {"type": reply.error, "message": reply.message, "traceback": reply.traceback}
+        return _problem("error", harness, size, f"{reply.error}: {_first_line(reply.message)}", record)
+    if raised:
+        # Ranks that merely wait for one that raised are not at fault.
+        ranks = sorted(raised)
+        first_error = raised[ranks[0]]
+        refused = len(ranks) == size and all(error["refused"] for error in raised.values())
+        record = {key: first_error[key] for key in ("type", "message", "traceback")}
+        if stacks:
+            record["stacks"] = stacks
+        summary = f"{first_error['type']}: {_first_line(first_error['message'])}"
+        words = {(error["type"], error["message"]) for error in raised.values()}
+        if any("Detected mismatch between collectives" in error["message"] for error in raised.values()):
+            return _problem("ranks disagree", ranks, size, summary, record)
+        if len(ranks) < size and not hung:
+            summary += " (the others went on)"
+        elif len(words) > 1:
+            summary += " (the ranks' errors differ)"
+        return _problem("refused" if refused else "error", ranks, size, summary, record)
+    finished = [reply.rank for reply in replies if reply.status == "ok"]
+    first = broken[hung[0]] if hung else next(iter(broken.values()))
+    summary = first.message or "no answer before the deadline"
+    if finished and "finished" not in summary:
+        summary += f"; rank{'s' if len(finished) > 1 else ''} {', '.join(map(str, finished))} finished"
+    record = {"type": "hang", "message": summary, "traceback": "", "stacks": stacks}
+    return _problem("hang", sorted(broken), size, summary, record)
+
+
+def _problem(
+    verdict: str, ranks: Sequence[int], size: int, summary: str, record: dict[str, Any]
+) -> dict[str, Any]:
+    where = "every rank" if len(ranks) == size else f"rank {', '.join(map(str, ranks))}"
+    return {
+        "verdict": verdict,
+        "rank": ranks[0],
+        "ranks": list(ranks),
+        "summary": f"{summary}, on {where}",
+        "record": record,
+    }
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:300] if text.strip() else "(no message)"
+
+
+def planned_trials(side: Any, patience: float) -> Iterator[Trial | dict[str, Any]]:
+    """The trials as the planning process sends them; at the end its closing message.
+
+    Args:
+        side: the connection to it.
+        patience: how many seconds it may stay silent.
+
+    Raises WorldError where it died or fell silent.
+    """
+    while True:
+        message = side.receive(patience)
+        if message is None:
+            raise WorldError(f"the planner said nothing for {patience:.0f} s")
+        if "trials" in message:
+            yield from (Trial.from_dict(data) for data in message["trials"])
+        else:
+            yield message
+            return

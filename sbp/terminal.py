@@ -1,0 +1,171 @@
+"""What a person sees while a run goes on, and at its end."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from sbp.select import short_name
+from sbp.verdict.judge import FAILURES, WORDS
+
+if TYPE_CHECKING:
+    from sbp.session import Verdict
+
+_STYLES = {"pass": "green", "noise": "cyan", "refused": "blue"}
+# A plain line this often, in seconds, where there is no terminal.
+_PLAIN_INTERVAL = 10.0
+
+
+def make_console(file: Any = None) -> Console:
+    """A console on stdout; wide enough for a table where there is no terminal to ask."""
+    file = file or sys.stdout
+    width = None if file.isatty() else max(120, shutil.get_terminal_size((120, 40)).columns)
+    return Console(file=file, width=width, highlight=False, soft_wrap=False)
+
+
+class Progressing:
+    """A live line on a terminal, else a plain line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.done = 0
+        self.planned = 0
+        self.complete = False
+        self.counts: Counter[str] = Counter()
+        self._begin = time.monotonic()
+        self._last = self._begin
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed}/{task.fields[planned]}  {task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("planning", total=None, planned="?", rate="")
+            self._bar.start()
+
+    def add(self, verdict: Verdict) -> None:
+        self.done += 1
+        self.counts["known" if verdict.known else verdict.verdict] += 1
+        now = time.monotonic()
+        rate = self.done / max(now - self._begin, 1e-9)
+        if self._bar is not None:
+            self._bar.update(
+                self._task,
+                completed=self.done,
+                total=self.planned if self.complete else None,
+                planned=f"{self.planned}{'' if self.complete else '+'}",
+                rate=f"{rate:.0f}/s",
+                description=f"{self._failures()}  {verdict.trial.case[:40]}",
+            )
+        elif now - self._last >= _PLAIN_INTERVAL:
+            self._last = now
+            more = "" if self.complete else "+"
+            self.console.print(
+                Text(f"{self.done}/{self.planned}{more} trials, {rate:.0f}/s, {self._failures()}")
+            )
+
+    def _failures(self) -> str:
+        bad = sum(self.counts[word] for word in FAILURES)
+        known = f", {self.counts['known']} known" if self.counts["known"] else ""
+        return f"{bad} failure{'s' * (bad != 1)}{known}"
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def print_table(console: Console, verdicts: Sequence[Verdict]) -> None:
+    """Module (or operator) x verdict counts."""
+    words = [word for word in WORDS if any(verdict.verdict == word for verdict in verdicts)]
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for verdict in verdicts:
+        counts[short_name(verdict.trial.case)][verdict.verdict] += 1
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("case")
+    table.add_column("trials", justify="right")
+    for word in words:
+        table.add_column(word, justify="right", style=_STYLES.get(word, "red"))
+    for case, row in sorted(counts.items(), key=lambda item: item[0].lower()):
+        table.add_row(
+            Text(case), str(sum(row.values())), *(str(row[word]) if row[word] else "" for word in words)
+        )
+    console.print(table)
+
+
+def group_failures(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, int]]:
+    """Each distinct failure once, with the number of trials that show it: the same module, quantity and way of
+    differing. The trial with the fewest placements other than B stands for the rest."""
+    groups: dict[tuple[str, ...], list[Verdict]] = {}
+    for verdict in verdicts:
+        if not verdict.failed:
+            continue
+        first = verdict.findings[0] if verdict.findings else None
+        key = (
+            short_name(verdict.trial.case),
+            verdict.verdict,
+            first.quantity if first else "",
+            _without_numbers(first.relation) if first else "",
+        )
+        groups.setdefault(key, []).append(verdict)
+    result = []
+    for members in groups.values():
+        simplest = min(members, key=lambda verdict: (len(verdict.trial.placements), len(verdict.trial.id)))
+        result.append((simplest, len(members)))
+    return result
+
+
+def _without_numbers(text: str) -> str:
+    return "".join("#" if character.isdigit() else character for character in text)
+
+
+def print_failures(
+    console: Console, verdicts: Sequence[Verdict], command: Any, title: str, limit: int = 40
+) -> None:
+    """Each distinct failure: where, how it differs, and the command that runs just that trial."""
+    groups = group_failures(verdicts)
+    if not groups:
+        return
+    console.print(Text(f"\n{title}", style="bold"))
+    for verdict, count in groups[:limit]:
+        console.print(Text.assemble((f"\n{verdict.verdict}", "bold red"), f"  {verdict.trial.id}"))
+        for finding in verdict.findings[:4]:
+            claim = f"; claimed {finding.claimed}" if finding.claimed is not None else ""
+            subject = f"{finding.quantity}: " if finding.quantity else ""
+            size = f" (relative error {finding.relative_error:.2g})" if finding.relative_error else ""
+            console.print(Text(f"  {subject}{finding.relation}{claim}{size}"))
+        if len(verdict.findings) > 4:
+            console.print(Text(f"  and {len(verdict.findings) - 4} more quantities"))
+        if verdict.flaky:
+            console.print(Text("  flaky: it passed when it was tried again alone"))
+        if count > 1:
+            console.print(Text(f"  the same in {count - 1} more trial{'s' * (count > 2)} of this module"))
+        console.print(Text(f"  {command(verdict.trial)}", style="dim"))
+    if len(groups) > limit:
+        console.print(Text(f"\nand {len(groups) - limit} more; --results FILE has them all"))
+
+
+def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
+    """The closing lines."""
+    counts = summary["counts"]
+    words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts.get(word))
+    console.print(Text(f"\n{summary['verdicts']} trials in {summary['seconds']:.1f} s: {words}"))
+    if summary["known"]:
+        console.print(Text(f"{summary['known']} known failures, as expected"))
+    if summary["unexpected"]:
+        console.print(Text(f"{summary['unexpected']} unexpected", style="bold red"))
+    else:
+        console.print(Text("no unexpected failure", style="bold green"))

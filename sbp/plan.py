@@ -1,8 +1,8 @@
-"""Which placements are tried: all combinations where these are few, else one tensor at a time and a covering array.
+"""Which placements are tried: all combinations where these are few, else one tensor at a time and all pairs.
 
-With one tensor at a time off B, a fault points at that tensor. A covering array has every pair of choices of every two tensors in at least one row. Most faults of sharding rules
-depend on one or two operands, and its size grows with the logarithm of the number of tensors instead of
-exponentially.
+With one tensor at a time off B, a fault points at that tensor. The pairs come from a covering array, which has
+every pair of choices of every two tensors in at least one row: most faults of sharding rules depend on one or two
+operands, and its size grows with the logarithm of the number of tensors instead of exponentially.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def placement_rows(
         factors += [[sbp for _, sbp in choices_of(ndim, kind, partial)]] * mesh.ndim
     product = int(np.prod([len(factor) for factor in factors], dtype=np.float64)) if factors else 1
     if product <= full_product_up_to:
-        indices: Iterable[tuple[int, ...]] = itertools.product(
-            *(range(len(factor)) for factor in factors)
-        )
+        indices: Iterable[tuple[int, ...]] = itertools.product(*(range(len(factor)) for factor in factors))
         how = "all"
     else:
         levels = [len(factor) for factor in factors]

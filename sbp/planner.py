@@ -93,4 +93,3 @@ def serve(request: Mapping[str, Any], connection: Any) -> None:
     warnings.simplefilter("ignore")
     for message in plan_trials(request):
         connection.send(message)
-

@@ -47,7 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("targets", nargs="*", metavar="TARGET", help="modules (Linear, nn.Linear), case names; all if none")
-    add("-n", type=int, metavar="N", help="start N ranks here: -n 4 (without it the ranks of mpirun are used)")
+    add(
+        "-n", type=int, metavar="N", help="start N ranks here: -n 4 (without it the ranks of mpirun are used)"
+    )
     add("--suite", action="append", metavar="NAME", help="only this suite: --suite modules (may be repeated)")
     add("--subject", default="dtensor", metavar="NAME", help="the system under test: --subject dtensor")
     add("-k", dest="keyword", metavar="EXPRESSION", help='ids to run: -k "Linear and not input=P"')
@@ -62,8 +64,18 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", default="cpu", metavar="DEVICE", help="--device cpu or --device cuda")
     add("--placement", action="append", metavar="NAME=SBP", help='hold a tensor so: --placement "input=S(0)"')
     add("--seed", type=int, default=0, metavar="N", help="of the ranks' hash seeds: --seed 1 (default 0)")
-    add("--id", action="append", metavar="ID", help="run exactly this trial (may be repeated); failures print theirs")
-    add("--level", choices=("quick", "default", "full"), default="default", help="how many placements of a case")
+    add(
+        "--id",
+        action="append",
+        metavar="ID",
+        help="run exactly this trial (may be repeated); failures print theirs",
+    )
+    add(
+        "--level",
+        choices=("quick", "default", "full"),
+        default="default",
+        help="how many placements of a case",
+    )
     add("--budget", metavar="TIME", help="stop starting trials after this long: --budget 60s, 5m, 1h")
     add("--timeout", metavar="TIME", default="20s", help="a trial's deadline: --timeout 20s (the default)")
     add("--known", metavar="FILE|none", help="known failures: --known my.toml (default: those that ship)")
@@ -123,4 +135,3 @@ def _complain(line: str) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-

@@ -97,7 +97,8 @@ def compile_expression(text: str) -> Callable[[str], bool]:
 
 
 def _tokens(text: str) -> list[str]:
-    """Words at white space; a bracket belongs to its word (``input=S(0)``, ``(S(0),B)``) unless it is unbalanced there."""
+    """Words at white space. A bracket belongs to its word (``input=S(0)``, ``(S(0),B)``) unless it is
+    unbalanced there."""
     tokens: list[str] = []
     for word in text.split():
         while word.startswith("(") and word.count("(") > word.count(")"):
@@ -111,4 +112,3 @@ def _tokens(text: str) -> list[str]:
             tokens.append(lowered if lowered in ("and", "or", "not") else word)
         tokens += [")"] * closing
     return tokens
-

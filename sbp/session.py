@@ -174,7 +174,9 @@ class Session:
         if error is None:
             if judgement.findings:
                 judgement = self._explain(judgement, trial)
-            return Verdict(trial, judgement.verdict, judgement.findings, largest_error=judgement.largest_error)
+            return Verdict(
+                trial, judgement.verdict, judgement.findings, largest_error=judgement.largest_error
+            )
         word = error["verdict"]
         trouble = Finding(word, "", error["rank"], tuple(error["ranks"]), relation=error["summary"])
         if word in ("hang", "crash") or not judgement.findings:

@@ -37,8 +37,8 @@ class _Case:
 
 
 class Worker:
-    """One rank of a world. ``handle`` takes requests as plain data and answers likewise; it raises what a trial
-    raises after the comparison of what was reached (see :class:`TrialFailed`)."""
+    """One rank of a world: takes requests as plain data and answers likewise. What a trial's subject raises is
+    part of the answer, beside the comparison of what was reached before."""
 
     def __init__(self, rank: int, size: int, device: str = "cpu") -> None:
         self.rank = rank

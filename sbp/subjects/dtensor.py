@@ -153,9 +153,7 @@ def observe_tensor(name: str, kind: str, tensor: torch.Tensor | None) -> Observe
             local[mask] = 0
     if hasattr(local, "wait"):  # an asynchronous result that nobody has waited for yet
         local = local.wait()
-    return Observed(
-        name, kind, from_torch(tensor.placements), tuple(tensor.shape), dtype, to_numpy(local)
-    )
+    return Observed(name, kind, from_torch(tensor.placements), tuple(tensor.shape), dtype, to_numpy(local))
 
 
 _DTENSOR_PATH = "/torch/distributed/tensor/"

@@ -53,5 +53,3 @@ def find_suite(name: str) -> Suite:
 def skipped_cases(suite: Suite) -> Mapping[str, str]:
     """The cases that a suite left out while planning, with the reason."""
     return getattr(suite, "skipped", {})
-
-

@@ -6,6 +6,7 @@ Sizes are small. Most cases come with sizes that divide a mesh of 2 or 4 and wit
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,11 @@ def _indices(high: int, *shape: int) -> torch.Tensor:
 
 # ------------------------------------------------------------------------------------------ normalisation
 
+
+def _batch_norm(module: type[nn.Module], shape: tuple[int, ...], options: dict[str, Any], mode: str) -> Built:
+    return _call(module(shape[1], **options).train(mode == "train"), _randn(*shape))
+
+
 _NORM_OPTIONS: dict[str, dict[str, Any]] = {
     "": {},
     ",affine=False": {"affine": False},
@@ -55,12 +61,7 @@ for _mode in ("train", "eval"):
             if _mode == "eval" and _words not in ("", ",affine=False", ",track_running_stats=False"):
                 continue
             _case = f"{_name}({_shape[1]}{_words}):{'x'.join(map(str, _shape))}:{_mode}"
-            _add(
-                _case,
-                lambda module=_module, shape=_shape, options=_options, mode=_mode: _call(
-                    module(shape[1], **options).train(mode == "train"), _randn(*shape)
-                ),
-            )
+            _add(_case, partial(_batch_norm, _module, _shape, _options, _mode))
 # In training it wants a GPU; what it does in evaluation is checked everywhere.
 _add("SyncBatchNorm(4):8x4x3:eval", lambda: _call(nn.SyncBatchNorm(4).eval(), _randn(8, 4, 3)))
 _add("LayerNorm(8):4x6x8", lambda: _call(nn.LayerNorm(8), _randn(4, 6, 8)))
@@ -71,99 +72,85 @@ _add("InstanceNorm2d(4,affine):4x4x3x5", lambda: _call(nn.InstanceNorm2d(4, affi
 
 # ---------------------------------------------------------------------------------------------- embedding
 
-for _words, _options in {
+
+def _embedding(rows: int, shape: tuple[int, ...], options: dict[str, Any]) -> Built:
+    return _call(nn.Embedding(rows, 8, **options), _indices(rows, *shape))
+
+
+_EMBEDDING_OPTIONS: dict[str, dict[str, Any]] = {
     "": {},
     ",padding_idx=2": {"padding_idx": 2},
     ",max_norm=1.0": {"max_norm": 1.0},
     ",scale_grad_by_freq": {"scale_grad_by_freq": True},
-}.items():
+}
+for _words, _options in _EMBEDDING_OPTIONS.items():
     for _rows, _shape in ((12, (8, 4)), (10, (5, 3))):
         _add(
             f"Embedding({_rows},8{_words}):{'x'.join(map(str, _shape))}",
-            lambda rows=_rows, shape=_shape, options=_options: _call(
-                nn.Embedding(rows, 8, **options), _indices(rows, *shape)
-            ),
+            partial(_embedding, _rows, _shape, _options),
         )
 
 # ------------------------------------------------------------------------------------------------- losses
 
 _REDUCTIONS = ("mean", "sum", "none")
+# Every class occurs, and not equally often: class weights and an ignored class must show.
+_CLASSES = (0, 1, 1, 4, 2, 3, 1, 4)
 
 
 def _probabilities(*shape: int) -> torch.Tensor:
     return torch.rand(*shape, dtype=torch.float64).mul(0.9).add(0.05)
 
 
+def _regression(loss: type[nn.Module], reduction: str, shape: tuple[int, ...]) -> Built:
+    return _call(loss(reduction=reduction), _randn(*shape), _randn(*shape))
+
+
+def _binary(reduction: str) -> Built:
+    return _call(nn.BCELoss(reduction=reduction), _probabilities(8, 4).requires_grad_(), _probabilities(8, 4))
+
+
+def _binary_with_logits(reduction: str) -> Built:
+    loss = nn.BCEWithLogitsLoss(weight=_probabilities(4), pos_weight=_probabilities(4), reduction=reduction)
+    return _call(loss, _randn(8, 4), _probabilities(8, 4))
+
+
+def _divergence(reduction: str) -> Built:
+    return _call(nn.KLDivLoss(reduction=reduction), _randn(8, 4), _probabilities(8, 4))
+
+
+def _cross_entropy(reduction: str, options: dict[str, Any], rows: int) -> Built:
+    keywords = {**options, "weight": _probabilities(5) if options.get("weight") else None}
+    return _call(
+        nn.CrossEntropyLoss(reduction=reduction, **keywords), _randn(rows, 5), torch.tensor(_CLASSES[:rows])
+    )
+
+
+def _likelihood(reduction: str) -> Built:
+    loss = nn.NLLLoss(weight=_probabilities(5), ignore_index=1, reduction=reduction)
+    return _call(loss, _randn(8, 5), torch.tensor(_CLASSES))
+
+
+_CROSS_ENTROPY_OPTIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    ",weight": {"weight": True},
+    ",ignore_index=1": {"ignore_index": 1},
+    ",label_smoothing=0.1": {"label_smoothing": 0.1},
+    ",weight,label_smoothing=0.1": {"weight": True, "label_smoothing": 0.1},
+}
 for _reduction in _REDUCTIONS:
-    for _name, _loss in (
-        ("MSELoss", nn.MSELoss),
-        ("L1Loss", nn.L1Loss),
-        ("SmoothL1Loss", nn.SmoothL1Loss),
-        ("HuberLoss", nn.HuberLoss),
-    ):
-        for _shape in ((8, 4), (6, 5)):
-            _add(
-                f"{_name}({_reduction}):{'x'.join(map(str, _shape))}",
-                lambda loss=_loss, reduction=_reduction, shape=_shape: _call(
-                    loss(reduction=reduction), _randn(*shape), _randn(*shape)
-                ),
-            )
-    _add(
-        f"BCELoss({_reduction}):8x4",
-        lambda reduction=_reduction: _call(
-            nn.BCELoss(reduction=reduction),
-            _probabilities(8, 4).requires_grad_(),
-            _probabilities(8, 4),
-        ),
-    )
-    _add(
-        f"BCEWithLogitsLoss({_reduction},weight,pos_weight):8x4",
-        lambda reduction=_reduction: _call(
-            nn.BCEWithLogitsLoss(
-                weight=_probabilities(4), pos_weight=_probabilities(4), reduction=reduction
-            ),
-            _randn(8, 4),
-            _probabilities(8, 4),
-        ),
-    )
-    _add(
-        f"KLDivLoss({_reduction}):8x4",
-        lambda reduction=_reduction: _call(
-            nn.KLDivLoss(reduction=reduction), _randn(8, 4), _probabilities(8, 4)
-        ),
-    )
-    for _words, _options in {
-        "": {},
-        ",weight": {"weight": True},
-        ",ignore_index=1": {"ignore_index": 1},
-        ",label_smoothing=0.1": {"label_smoothing": 0.1},
-        ",weight,label_smoothing=0.1": {"weight": True, "label_smoothing": 0.1},
-    }.items():
-
-        def _cross_entropy(
-            reduction: str = _reduction, options: dict[str, Any] = _options, rows: int = 8, classes: int = 5
-        ) -> Built:
-            keywords = dict(options)
-            if keywords.pop("weight", False):
-                keywords["weight"] = _probabilities(classes)
-            # Every class occurs, and not equally often: weights and ignored classes must show.
-            target = torch.tensor([0, 1, 1, 4, 2, 3, 1, 4])[:rows]
-            return _call(nn.CrossEntropyLoss(reduction=reduction, **keywords), _randn(rows, classes), target)
-
-        _add(f"CrossEntropyLoss({_reduction}{_words}):8x5", _cross_entropy)
-        if not _words or _reduction == "mean":
-            _add(
-                f"CrossEntropyLoss({_reduction}{_words}):6x5",
-                lambda build=_cross_entropy: build(rows=6),
-            )
-    _add(
-        f"NLLLoss({_reduction},weight,ignore_index=1):8x5",
-        lambda reduction=_reduction: _call(
-            nn.NLLLoss(weight=_probabilities(5), ignore_index=1, reduction=reduction),
-            _randn(8, 5),
-            torch.tensor([0, 1, 1, 4, 2, 3, 1, 4]),
-        ),
-    )
+    for _loss in (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss):
+        for _sizes in ((8, 4), (6, 5)):
+            _name = f"{_loss.__name__}({_reduction}):{_sizes[0]}x{_sizes[1]}"
+            _add(_name, partial(_regression, _loss, _reduction, _sizes))
+    _add(f"BCELoss({_reduction}):8x4", partial(_binary, _reduction))
+    _add(f"BCEWithLogitsLoss({_reduction},weight,pos_weight):8x4", partial(_binary_with_logits, _reduction))
+    _add(f"KLDivLoss({_reduction}):8x4", partial(_divergence, _reduction))
+    _add(f"NLLLoss({_reduction},weight,ignore_index=1):8x5", partial(_likelihood, _reduction))
+    for _words, _options in _CROSS_ENTROPY_OPTIONS.items():
+        for _rows in (8, 6):
+            if _rows == 8 or _reduction == "mean" or not _words:
+                _name = f"CrossEntropyLoss({_reduction}{_words}):{_rows}x5"
+                _add(_name, partial(_cross_entropy, _reduction, _options, _rows))
 
 # ------------------------------------------------------------------------------------------------- blocks
 

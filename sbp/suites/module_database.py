@@ -58,8 +58,6 @@ def _database() -> list[Any]:
 
 def _samples(info: Any, training: bool, dtype: torch.dtype = torch.float64) -> list[Any]:
     torch.manual_seed(stable_seed("module_db", info.module_cls.__name__, training) % 2**31)
-    samples = info.module_inputs_func(
-        info, device="cpu", dtype=dtype, requires_grad=True, training=training
-    )
+    samples = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
     # A sample without a call to make has nothing to compare.
     return [sample for sample in samples if sample.forward_input is not None]

@@ -117,8 +117,8 @@ def compare_piece(
     if any(placement.is_partial for placement in sbp):
         whole = expected if rank == 0 else None
         return Row(name, kind, claimed, "", 0.0, 0.0, expected_norm, digest, expected_dtype, local, whole)
-    error, norm = difference(local, take_local(expected, sbp, mesh, rank))
-    return Row(name, kind, claimed, "", error, norm, expected_norm, digest, expected_dtype)
+    largest, norm = difference(local, take_local(expected, sbp, mesh, rank))
+    return Row(name, kind, claimed, "", largest, norm, expected_norm, digest, expected_dtype)
 
 
 def difference(actual: Array, expected: Array) -> tuple[float, float]:
@@ -142,9 +142,7 @@ def difference(actual: Array, expected: Array) -> tuple[float, float]:
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     apart = np.where(same, 0.0, apart)
     apart = np.where(np.isnan(apart), np.inf, apart)
-    return float(apart.max()), float(np.linalg.norm(apart[np.isfinite(apart)])) if np.isfinite(
-        apart
-    ).all() else float("inf")
+    return float(apart.max()), float(np.linalg.norm(apart)) if np.isfinite(apart).all() else float("inf")
 
 
 def fingerprint(piece: Array) -> str:

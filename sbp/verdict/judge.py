@@ -145,8 +145,13 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
     findings = []
     if off:
         worst = max(off, key=lambda rank: relative[rank])
+        # Of the whole tensor: each part counts once, from the first rank that holds it.
+        whole_axes = [axis for axis, placement in enumerate(sbp) if not placement.is_split]
+        holders = [rank for rank in errors if mesh.ranks_along(whole_axes, rank)[0] == rank]
+        together = math.hypot(*(errors[rank][1] for rank in holders)) / scale
+        overall = max(together, relative[worst])
         findings.append(
-            Finding(wrong, name, off[0], off, first.claimed, errors[worst][0], relative[worst], relation="")
+            Finding(wrong, name, off[0], off, first.claimed, errors[worst][0], overall, relation="")
         )
     if not partial:
         odd = _odd_replicas(rows, sbp, mesh)
@@ -154,10 +159,17 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
             values = "" if off else ", though each is right within rounding"
             relation = f"replicas are not the same bits{_on_ranks(odd, mesh.size)}{values}"
             worst = max(relative, key=lambda rank: relative[rank])
-            error = errors[worst][0], relative[worst]
-            findings.insert(
-                0, Finding("ranks disagree", name, odd[0], odd, first.claimed, *error, relation=relation)
+            disagreement = Finding(
+                "ranks disagree",
+                name,
+                odd[0],
+                odd,
+                first.claimed,
+                max_abs_error=errors[worst][0],
+                relative_error=relative[worst],
+                relation=relation,
             )
+            findings.insert(0, disagreement)
     return findings, max(relative.values(), default=0.0)
 
 
@@ -179,5 +191,3 @@ def _on_ranks(ranks: tuple[int, ...], size: int) -> str:
     if len(ranks) == size:
         return " on every rank"
     return f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-

@@ -92,9 +92,9 @@ def _explain_from_pieces(
             if _close(total / mesh.size, due[first]):
                 return "the ranks' mean is the reference: P(avg) is held, but not claimed"
     shape = held[first].shape
-    if len(shape) >= 2 and shape[-1] == shape[-2]:
-        if all(_close(np.swapaxes(held[rank], -1, -2), due[rank]) for rank in off):
-            return "transposed"
+    square = len(shape) >= 2 and shape[-1] == shape[-2]
+    if square and all(_close(np.swapaxes(held[rank], -1, -2), due[rank]) for rank in off):
+        return "transposed"
     same = [np.sort(held[rank].reshape(-1)) for rank in off], [np.sort(due[rank].reshape(-1)) for rank in off]
     if all(_close(one, other) for one, other in zip(*same, strict=True)) and held[first].size > 1:
         return "the right numbers in other places"

@@ -197,7 +197,7 @@ def by_kind(kinds: Mapping[str, str], *by_hand: Mapping[str, str]) -> dict[str, 
     merged = dict(kinds)
     for table in by_hand:
         for kind, names in table.items():
-            merged.update({name: kind for name in names.split()})
+            merged.update(dict.fromkeys(names.split(), kind))
     groups: dict[str, list[str]] = defaultdict(list)
     for name, kind in merged.items():
         groups[kind].append(name)

@@ -71,7 +71,7 @@ def _finite(number: float) -> float | str:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A trial's verdict with all that was found, the nearest the cause first."""
+    """A trial's verdict with all that was found, in the order of the run; the first finding gives the verdict."""
 
     verdict: str
     findings: list[Finding] = field(default_factory=list)
@@ -94,7 +94,7 @@ def judge_rows(rows_by_rank: Sequence[Sequence[Row]], mesh: Mesh) -> Judgement:
         findings += found
         if not found:
             largest = max(largest, error)
-    findings.sort(key=lambda finding: FAILURES.index(finding.verdict))  # stable: the order of the run remains
+    # In the order of the run: the first quantity that is wrong is the nearest to the cause.
     return Judgement(findings[0].verdict if findings else "pass", findings, largest)
 
 
@@ -142,35 +142,30 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
     scale = first.expected_norm or 1.0
     relative = {rank: norm / scale for rank, (_, norm) in errors.items()}
     off = tuple(rank for rank, error in relative.items() if not error <= limit)
-    findings = []
-    if off:
-        worst = max(off, key=lambda rank: relative[rank])
-        # Of the whole tensor: each part counts once, from the first rank that holds it.
-        whole_axes = [axis for axis, placement in enumerate(sbp) if not placement.is_split]
-        holders = [rank for rank in errors if mesh.ranks_along(whole_axes, rank)[0] == rank]
-        together = math.hypot(*(errors[rank][1] for rank in holders)) / scale
-        overall = max(together, relative[worst])
-        findings.append(
-            Finding(wrong, name, off[0], off, first.claimed, errors[worst][0], overall, relation="")
+    odd = () if partial else _odd_replicas(rows, sbp, mesh)
+    if not off and not odd:
+        return [], max(relative.values(), default=0.0)
+    worst = max(relative, key=lambda rank: relative[rank])
+    # Of the whole tensor: each part counts once, from the first rank that holds it.
+    whole_axes = [axis for axis, placement in enumerate(sbp) if not placement.is_split]
+    holders = [rank for rank in errors if mesh.ranks_along(whole_axes, rank)[0] == rank]
+    overall = max(math.hypot(*(errors[rank][1] for rank in holders)) / scale, relative[worst])
+    relation = ""
+    if odd and not off:
+        relation = (
+            f"replicas are not the same bits{_on_ranks(odd, mesh.size)}, though each is right within rounding"
         )
-    if not partial:
-        odd = _odd_replicas(rows, sbp, mesh)
-        if odd:
-            values = "" if off else ", though each is right within rounding"
-            relation = f"replicas are not the same bits{_on_ranks(odd, mesh.size)}{values}"
-            worst = max(relative, key=lambda rank: relative[rank])
-            disagreement = Finding(
-                "ranks disagree",
-                name,
-                odd[0],
-                odd,
-                first.claimed,
-                max_abs_error=errors[worst][0],
-                relative_error=relative[worst],
-                relation=relation,
-            )
-            findings.insert(0, disagreement)
-    return findings, max(relative.values(), default=0.0)
+    finding = Finding(
+        "ranks disagree" if odd else wrong,
+        name,
+        min(off or odd),
+        off or odd,
+        first.claimed,
+        errors[worst][0],
+        overall,
+        relation,
+    )
+    return [finding], overall
 
 
 def _odd_replicas(rows: dict[int, Row], sbp: Any, mesh: Mesh) -> tuple[int, ...]:

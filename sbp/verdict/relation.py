@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sbp.placement import SBP, Array, LayoutError, Mesh, parse_sbp, reduce_partials, take_local
+from sbp.placement import (
+    SBP,
+    Array,
+    LayoutError,
+    Mesh,
+    disagreeing_ranks,
+    parse_sbp,
+    reduce_partials,
+    take_local,
+)
 
 # A relation counts as found when it explains all but this part of the result's norm.
 _EXPLAINED = 1e-9
@@ -40,7 +49,10 @@ def describe_difference(
     words = _explain([held[rank] for rank in off], [due[rank] for rank in off], mesh)
     if words is None:
         words = _explain_from_pieces(held, due, pieces, expected, sbp, mesh, off)
-    return (words or "differs, by no simple rule") + where
+    words = words or "differs, by no simple rule"
+    if disagreeing_ranks(held, sbp, mesh):
+        words = f"replicas differ; {words}"
+    return words + where
 
 
 def _explain(held: list[Array], due: list[Array], mesh: Mesh) -> str | None:

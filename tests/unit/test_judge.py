@@ -176,4 +176,6 @@ def test_how_it_differs_is_said_in_words(words: str) -> None:
 
 def test_a_sum_that_is_held_but_not_claimed() -> None:
     words = describe_difference(cut(EXPECTED, "P"), EXPECTED, "B", MESH)
-    assert words == "the ranks' pieces add up to the reference: P is held, but not claimed on every rank"
+    assert words == (
+        "replicas differ; the ranks' pieces add up to the reference: P is held, but not claimed on every rank"
+    )

@@ -10,12 +10,13 @@ import shlex
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import launch
 from sbp._version import __version__
-from sbp.case import Trial
-from sbp.known import Known, KnownError, load_known
+from sbp.case import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
+from sbp.known import Known, KnownError, Usage, describe_stale, load_known
 from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
 from sbp.results import FORMAT, ResultsError, ResultsWriter
 from sbp.run import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
@@ -122,7 +123,8 @@ def planning_request(options: argparse.Namespace, size: int) -> dict[str, Any]:
         "dtypes": options.dtype or ["float64"],
         "device": options.device,
         "placements": placements,
-        "rows": ROWS[options.level],
+        "ids": options.id or [],
+        "rows": None if options.id else ROWS[options.level],
         "subject": options.subject,
         "in_passes": options.budget is not None,
     }
@@ -161,7 +163,13 @@ def list_trials(job: Any, request: dict[str, Any]) -> int:
 def run_command(trial: Trial, size: int) -> str:
     """The command that runs just that trial."""
     words = ["mpirun", "-n", str(size), "python", "-m", "sbp.run", trial.case]
-    words += ["--suite", trial.suite, "--mesh", trial.mesh, "--level", "full", "--id", trial.id]
+    words += ["--suite", trial.suite, "--mesh", trial.mesh, "--id", trial.id]
+    if trial.dtype != DEFAULT_DTYPE:
+        words += ["--dtype", trial.dtype]
+    if trial.device != DEFAULT_DEVICE:
+        words += ["--device", trial.device]
+    if trial.subject != "dtensor":
+        words += ["--subject", trial.subject]
     return shlex.join(words)
 
 
@@ -184,7 +192,7 @@ class Lead:
         self.writer = writer
         self.command = command
         self.verdicts: list[Verdict] = []
-        self.surprising_passes: list[Verdict] = []
+        self.usage = Usage(known)
         self.closing: dict[str, Any] = {}
         self.planned = 0
         self.stopped = ""
@@ -224,13 +232,11 @@ class Lead:
     def _one(self, session: Session, trial: Trial) -> Verdict:
         verdict = session.run(trial)
         record = verdict.to_dict(run_command(trial, self.job.size))
+        self.usage.add(record)
         reason = self.known.reason(record)
         if reason is not None:
-            if verdict.failed:
-                verdict = Verdict(**{**vars(verdict), "known": reason})
-                record["known"] = reason
-            elif verdict.verdict == "pass":
-                self.surprising_passes.append(verdict)
+            verdict = replace(verdict, known=reason)
+            record["known"] = reason
         self.verdicts.append(verdict)
         self.writer.write(record)
         return verdict
@@ -253,20 +259,39 @@ class Lead:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
+    def _is_part(self) -> bool:
+        """Whether the command line leaves out trials of the default run."""
+        options = self.options
+        return bool(
+            options.targets
+            or options.suite
+            or options.keyword
+            or options.id
+            or options.mesh
+            or options.dtype
+            or options.placement
+            or options.level == "quick"
+            or options.device != "cpu"
+            or self.job.size != 4
+        )
+
     def _finish(self, console: Any, session: Session, seconds: float) -> int:
         unexpected = [verdict for verdict in self.verdicts if verdict.failed and verdict.known is None]
         known = sum(1 for verdict in self.verdicts if verdict.known is not None)
-        complete = not self.stopped or self.stopped.startswith("the budget")
+        in_budget = self.stopped.startswith("the budget")
+        whole = not self.stopped and not self._is_part() and self.closing.get("done", False)
+        stale = self.usage.stale(whole)
+        passing = [entry for entry in stale if entry.problem == "passes"]
         summary = {
             "kind": "summary",
             "planned": self.planned,
             "verdicts": len(self.verdicts),
             "counts": dict(Counter(verdict.verdict for verdict in self.verdicts)),
             "known": known,
-            "unexpected": len(unexpected) + len(self.surprising_passes),
+            "unexpected": len(unexpected) + len(passing),
             "skipped": self.closing.get("skipped", {}),
             "worlds": session.worlds,
-            "complete": complete and len(self.verdicts) == self.planned,
+            "complete": (not self.stopped or in_budget) and len(self.verdicts) == self.planned,
             "stopped": self.stopped,
             "seconds": round(seconds, 3),
             "subject_seconds": round(session.timing.subject, 3),
@@ -280,8 +305,8 @@ class Lead:
             return run_command(trial, self.job.size)
 
         print_failures(console, unexpected, command, "Failures")
-        for verdict in self.surprising_passes[:20]:
-            console.print(f"\nknown failure passes: {verdict.trial.id}", markup=False)
+        for line in describe_stale(self.known, stale):
+            console.print(f"known failures: {line}", markup=False)
         print_summary(console, summary)
         if self.stopped:
             console.print(f"stopped: {self.stopped}", markup=False)

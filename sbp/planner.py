@@ -21,7 +21,7 @@ def plan_trials(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Plan the trials that a request asks for.
 
     Args:
-        request: ``suites``, ``targets``, ``keyword`` (``-k``), ``meshes``, ``dtypes``, ``device``, ``placements``,
+        request: ``suites``, ``targets``, ``keyword`` (``-k``), ``ids``, ``meshes``, ``dtypes``, ``device``, ``placements``,
             ``rows``, ``subject``, ``in_passes`` (breadth first, for a bounded time).
 
     Yields: ``{"trials": [...]}`` as they are known, at last ``{"done": True, "skipped": {case: reason}}``. Bad input
@@ -42,12 +42,17 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         rows=request.get("rows"),
         subject=request["subject"],
     )
-    keep = compile_expression(request["keyword"]) if request.get("keyword") else None
+    expression = compile_expression(request["keyword"]) if request.get("keyword") else None
+    ids = set(request.get("ids") or ())
     planned = 0
     waiting: list[list[Trial]] = []
     skipped: dict[str, str] = {}
     for suite, case in _cases(request["suites"], request["targets"]):
-        trials = [trial for trial in suite.plan(case, options) if keep is None or keep(trial.id)]
+        trials = [
+            trial
+            for trial in suite.plan(case, options)
+            if (not ids or trial.id in ids) and (expression is None or expression(trial.id))
+        ]
         skipped.update(skipped_cases(suite))
         if request.get("in_passes"):
             trials, rest = trials[:_FIRST_PASS], trials[_FIRST_PASS:]
@@ -63,6 +68,8 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if now:
                 planned += len(now)
                 yield {"trials": [trial.to_dict() for trial in now]}
+    if not planned and ids:
+        raise SelectionError(f"no trial has the id {min(ids)}; --list shows the ids")
     if not planned and request.get("keyword"):
         raise SelectionError(f"-k {request['keyword']!r} matches no trial; --list shows the ids")
     yield {"done": True, "planned": planned, "skipped": skipped}

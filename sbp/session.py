@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from sbp.case import Trial
 from sbp.placement import Array, parse_mesh
 from sbp.verdict.compare import Row
-from sbp.verdict.judge import FAILURES, Finding, Judgement, judge_rows
+from sbp.verdict.judge import Finding, Judgement, judge_rows
 from sbp.verdict.relation import describe_difference
+from sbp.words import FAILURES
 
 
 class Reply(Protocol):

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sbp.select import short_name
-from sbp.verdict.judge import FAILURES, WORDS
+from sbp.words import FAILURES, WORDS
 
 if TYPE_CHECKING:
     from sbp.session import Verdict

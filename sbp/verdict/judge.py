@@ -11,21 +11,6 @@ from sbp.oracle.tolerance import relative_limit
 from sbp.placement import LayoutError, Mesh, reduce_partials, take_local
 from sbp.verdict.compare import Row, difference, parse_sbp_cached
 
-# The order says which word a trial gets when several apply: the one nearest the cause.
-FAILURES = (
-    "crash",
-    "hang",
-    "ranks disagree",
-    "lost write",
-    "wrong layout",
-    "wrong value",
-    "wrong gradient",
-    "wrong state",
-    "error",
-)
-HARMLESS = ("pass", "noise", "refused")
-WORDS = (*HARMLESS, *FAILURES)
-
 _WRONG = {"value": "wrong value", "gradient": "wrong gradient", "state": "wrong state"}
 
 

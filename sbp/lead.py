@@ -30,7 +30,8 @@ SUBJECTS = ("dtensor",)
 DTYPES = ("float64", "float32", "bfloat16", "float16", "complex128")
 # The placements of a case on one mesh that each level tries at most.
 ROWS = {"quick": 6, "default": 16, "full": None}
-PRELOAD = ("torch", "torch.distributed.tensor", "sbp.worker")
+# DTensor imports torch._dynamo with the first operator; here it is imported once, before the forks.
+PRELOAD = ("numpy.random", "torch", "torch.distributed.tensor", "torch._dynamo", "sbp.worker")
 
 
 def make_settings(options: argparse.Namespace) -> launch.Settings:

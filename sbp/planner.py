@@ -21,8 +21,8 @@ def plan_trials(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Plan the trials that a request asks for.
 
     Args:
-        request: ``suites``, ``targets``, ``keyword`` (``-k``), ``ids``, ``meshes``, ``dtypes``, ``device``, ``placements``,
-            ``rows``, ``subject``, ``in_passes`` (breadth first, for a bounded time).
+        request: ``suites``, ``targets``, ``keyword`` (``-k``), ``ids``, ``meshes``, ``dtypes``, ``device``,
+            ``placements``, ``rows``, ``subject``, ``in_passes`` (breadth first, for a bounded time).
 
     Yields: ``{"trials": [...]}`` as they are known, at last ``{"done": True, "skipped": {case: reason}}``. Bad input
         gives one ``{"error": line}`` and nothing more.

@@ -7,6 +7,7 @@ that placement.py cut, and results are read as the local piece with the placemen
 from __future__ import annotations
 
 import linecache
+import re
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
@@ -157,19 +158,31 @@ def observe_tensor(name: str, kind: str, tensor: torch.Tensor | None) -> Observe
 
 
 _DTENSOR_PATH = "/torch/distributed/tensor/"
+# What a refusal says. An internal consistency check that fails ("output_specs has 3 outputs, which does not equal
+# ...") is raised by the same code, but tells its user nothing about what is supported.
+_REFUSING = re.compile(
+    r"support|not implemented|does not have a sharding strategy|can ?not|not allowed|need to|please",
+    re.IGNORECASE,
+)
+# Raised by DTensor's C++ dispatcher, so no line of Python shows it.
+_REFUSED_IN_CPP = "need to convert all torch.Tensor to DTensor before calling distributed operators"
 
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the subject says clearly that it does not support this.
 
-    True where DTensor's own code reached a ``raise`` statement with a message, of a type that is meant for its
-    user. An error from anywhere deeper (a kernel, an index, a meta function, an assertion, a collective) is
-    not a refusal, also where DTensor only hands it on.
+    True where DTensor's own code reached a ``raise`` statement, of a type that is meant for its user and with a
+    message that refuses. An error from anywhere deeper (a kernel, an index, a meta function, an assertion, a
+    collective) is not a refusal, also where DTensor only hands it on.
     """
     root = error
     while root.__cause__ is not None or (root.__context__ is not None and not root.__suppress_context__):
         root = root.__cause__ or root.__context__ or root
-    if not isinstance(root, (NotImplementedError, RuntimeError, ValueError, TypeError)) or not str(root):
+    if not isinstance(root, (NotImplementedError, RuntimeError, ValueError, TypeError)):
+        return False
+    if _REFUSED_IN_CPP in str(root):
+        return True
+    if not _REFUSING.search(str(root)):
         return False
     frame = _innermost(root.__traceback__)
     if frame is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -57,20 +58,20 @@ def choices_of(ndim: int, kind: str, partial: Sequence[str] = ("sum",)) -> list[
 def placement_rows(
     tensors: Mapping[str, tuple[int, str]],
     mesh: Mesh,
-    seed_word: str,
     full_product_up_to: int = 16,
     partial: Sequence[str] = ("sum",),
     fixed: Mapping[str, str] | None = None,
+    most: int | None = None,
 ) -> tuple[list[dict[str, str]], str]:
     """Combinations of placements for named tensors.
 
     Args:
         tensors: name -> (number of dimensions, numpy's letter for the kind of dtype).
         mesh: each of its axes chooses for itself.
-        seed_word: rows depend on it and on nothing else that is random.
         full_product_up_to: larger products give way to a covering array of pairs.
         partial: the partial placements among the choices.
         fixed: tensors that lie as this says.
+        most: only so many rows; the same ones that come first without it.
 
     Returns: the rows, each naming only the tensors that are not B on every axis, the row with all B first; and
         how they were chosen: ``all``, or ``pairs`` for one tensor at a time and all pairs.
@@ -92,11 +93,14 @@ def placement_rows(
             for position, count in enumerate(levels)
             for value in range(1, count)
         ]
-        covering = covering_array(levels, stable_seed("plan", seed_word, mesh))
+        wanted = None if most is None else max(1, most - len(alone))
+        covering = covering_array(tuple(levels), most=wanted)
         indices = [covering[0], *alone, *covering[1:]]
         how = "pairs"
-    rows = []
+    rows: list[dict[str, str]] = []
     for row in indices:
+        if most is not None and len(rows) >= most:
+            break
         placed = dict(fixed)
         for position, name in enumerate(free):
             sbp: SBP = ()
@@ -110,15 +114,18 @@ def placement_rows(
     return rows, how
 
 
-def covering_array(levels: Sequence[int], seed: int, candidates: int = 12) -> list[tuple[int, ...]]:
+@lru_cache(maxsize=1024)
+def covering_array(
+    levels: tuple[int, ...], most: int | None = None, candidates: int = 12
+) -> list[tuple[int, ...]]:
     """Rows in which every pair of values of every two factors occurs (greedy, after the AETG scheme).
 
     Args:
         levels: the number of values of each factor.
-        seed: the rows depend on it alone.
+        most: stop after so many rows; they then cover only some of the pairs.
         candidates: how many random rows compete for each place.
 
-    Returns: the rows, all zeros first. With one factor, each of its values once.
+    Returns: the rows, all zeros first; the same on every call. With one factor, each of its values once.
 
     Source: Cohen, Dalal, Fredman, Patton, "The AETG system", IEEE Trans. Software Eng. 23(7), 1997.
     """
@@ -126,8 +133,8 @@ def covering_array(levels: Sequence[int], seed: int, candidates: int = 12) -> li
     if count == 0:
         return [()]
     if count == 1:
-        return [(value,) for value in range(levels[0])]
-    random = np.random.default_rng(seed)
+        return [(value,) for value in range(levels[0])][:most]
+    random = np.random.default_rng(stable_seed("covering", levels))
     offsets = np.concatenate([[0], np.cumsum(levels)]).astype(int)
     total = int(offsets[-1])
     # open_pairs[a, b]: value a of one factor and value b of another have not stood in one row yet.
@@ -142,7 +149,7 @@ def covering_array(levels: Sequence[int], seed: int, candidates: int = 12) -> li
         rows.append(tuple(int(value) for value in row))
 
     take(np.zeros(count, dtype=int))
-    while open_pairs.any():
+    while open_pairs.any() and (most is None or len(rows) < most):
         best, gain = None, -1
         remaining = open_pairs.sum(axis=1)
         seeds = np.flatnonzero(remaining == remaining.max())

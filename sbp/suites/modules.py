@@ -21,8 +21,10 @@ from sbp.suites.module_cases import CASES
 
 # How many samples of one class of the database the default run takes, spread over all it has.
 SAMPLES_OF_A_CLASS = 4
-# How many placements of a case are trained with each optimizer.
+# How many placements of a case are trained with each optimizer (on a mesh of one axis), and among how many of the
+# first ones they are chosen.
 TRAINED_ROWS = 5
+ROWS_TO_CHOOSE_FROM = 30
 
 OPTIMIZERS: dict[str, Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]] = {
     "SGD": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -91,15 +93,26 @@ class ModuleSuite:
         program: Program,
     ) -> Iterator[Trial]:
         fixed = {name: sbp for name, sbp in (options.placements or {}).items() if name in tensors}
-        rows, how = placement_rows(tensors, mesh, case, options.full_product_up_to, options.partial, fixed)
+        # Faults of a rule show on one axis already; further axes are for what their combination breaks.
+        most = None if options.rows is None else max(1, options.rows // mesh.ndim)
+        rows, how = placement_rows(
+            tensors,
+            mesh,
+            options.full_product_up_to,
+            options.partial,
+            fixed,
+            most=None if most is None else max(most, ROWS_TO_CHOOSE_FROM),
+        )
         self.how_planned[how] = self.how_planned.get(how, 0) + 1
-        for row in rows[: options.rows]:
+        for row in rows[:most]:
             yield Trial(
                 self.name, case, str(mesh), row, "forward", {}, dtype, options.device, options.subject
             )
         if program.module is None or not program.parameters() or not program.module.training:
             return
-        for row in _rows_to_train(rows, program)[: options.rows]:
+        # The choice does not depend on the level, so that a trial's id can be found again at another one.
+        candidates = rows[:ROWS_TO_CHOOSE_FROM]
+        for row in _rows_to_train(candidates, program, TRAINED_ROWS // mesh.ndim)[:most]:
             for optimizer in options.optimizers:
                 chosen = {"optimizer": optimizer}
                 yield Trial(
@@ -124,7 +137,7 @@ class ModuleSuite:
         return program, reference
 
 
-def _rows_to_train(rows: list[dict[str, str]], program: Program) -> list[dict[str, str]]:
+def _rows_to_train(rows: list[dict[str, str]], program: Program, most: int) -> list[dict[str, str]]:
     """A few placements to train under: one input at a time (data parallel) and one parameter at a time, split
     before partial, then the mixed ones."""
     inputs, parameters = program.inputs(), program.parameters()
@@ -137,7 +150,7 @@ def _rows_to_train(rows: list[dict[str, str]], program: Program) -> list[dict[st
 
     ranked = sorted((row for row in rows if row), key=order)
     # Spread over the ranking, so that inputs, parameters, splits and partials are all among the few.
-    count = min(TRAINED_ROWS, len(ranked))
+    count = min(most, len(ranked))
     return [ranked[index * len(ranked) // count] for index in range(count)]
 
 

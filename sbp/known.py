@@ -39,6 +39,8 @@ SHIPPED = Path(__file__).parent / "data" / "known-torch-2.13.toml"
 
 _KEYS = ("pattern", "verdict", "reason", "link", "torch", "expires", "quantity", "subject", "sometimes")
 _WILD = re.compile(r"[*?\[]")
+_MESH = re.compile(r"\d+(x\d+)*")
+_DTYPE_OR_DEVICE = re.compile(r"b?float\d+|complex\d+|cuda.*")
 
 
 class KnownError(ValueError):
@@ -209,9 +211,11 @@ class Usage:
         self._expired = [entry for entry in known.entries if entry.expired(today)]
         self._seen: dict[tuple[int, str], dict[str, int]] = {}
         self._borne_out: set[tuple[int, str]] = set()
+        self._scopes: set[str] = set()
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take one verdict record into account."""
+        self._scopes.update(_scopes(record["id"]))
         for entry in self._entries:
             if entry.subject is not None and not entry.subject.matches(str(record.get("subject", ""))):
                 continue
@@ -231,6 +235,7 @@ class Usage:
         Args:
             whole_run: whether all trials were there. Of a part (``-k``, a shard, a budget) it can only be said
                 of patterns that name one id whether they pass, and of none whether they match nothing.
+                Patterns for a suite, mesh, dtype or device that the run did not have are not judged either.
         """
         found = [Stale(entry, None, "expired") for entry in self._expired]
         for entry in self._entries:
@@ -238,11 +243,22 @@ class Usage:
                 key = (entry.number, pattern.text)
                 seen = self._seen.get(key)
                 if seen is None:
-                    if whole_run:
+                    if whole_run and _scopes(pattern.text) <= self._scopes:
                         found.append(Stale(entry, pattern, "matches nothing"))
                 elif key not in self._borne_out and not entry.sometimes and (whole_run or pattern.exact):
                     found.append(Stale(entry, pattern, "passes", seen))
         return sorted(found, key=lambda stale: stale.entry.number)
+
+
+def _scopes(name: str) -> set[str]:
+    """The suite, mesh, dtype and device that an id or a pattern names, where these are not wildcards."""
+    parts = name.split("/")
+    found = {part for part in parts[3:] if _DTYPE_OR_DEVICE.fullmatch(part)}
+    if len(parts) > 2 and _MESH.fullmatch(parts[2]):
+        found.add(parts[2])
+    if len(parts) > 1 and not _WILD.search(parts[0]):
+        found.add(parts[0])
+    return found
 
 
 def load(path: str | Path, torch_version: str | None = None) -> Known:

@@ -104,6 +104,22 @@ def test_an_entry_that_passes_or_matches_nothing_is_stale(tmp_path):
     assert usage_of(known, whole_run=False) == []
 
 
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("ops/add*", "ops/mul/4/all=B"),
+        ("modules/Linear*/2/*", "modules/ReLU/2/all=B"),
+        ("modules/*/4/x=*/float32", "modules/ReLU/4/y=P/float32"),
+        ("*/4/x=*/cuda", "modules/ReLU/4/y=P/cuda"),
+    ],
+)
+def test_a_pattern_for_what_the_run_did_not_have_is_not_judged(tmp_path, pattern, name):
+    known = read(tmp_path, ENTRY.replace("modules/MSELoss(mean)*/input=S(0)*", pattern))
+    elsewhere = record("modules/Linear/4/input=S(0)", "pass")
+    assert usage_of(known, elsewhere) == []
+    assert usage_of(known, elsewhere, record(name, "pass")) == ["matches nothing"]
+
+
 def test_of_a_part_of_a_run_only_exact_ids_can_be_said_to_pass(tmp_path):
     exact = glob.escape(HIT)
     known = read(tmp_path, ENTRY.replace("modules/MSELoss(mean)*/input=S(0)*", exact))

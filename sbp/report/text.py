@@ -1,0 +1,43 @@
+"""A run in a few plain lines, for a terminal or a log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sbp.report.junit import describe_finding
+from sbp.report.results import Results, group_failures
+
+# Control characters would move the cursor, colour the screen or ring; bidirectional marks reorder what is read.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Text with its control characters made visible; tabs and line ends stay."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def results_to_text(results: Results, stale: Sequence[str] = (), limit: int = 40) -> str:
+    """Counts, each distinct unexpected failure once with its command, and what is incomplete."""
+    lines: list[str] = []
+    groups = group_failures(results.unexpected)
+    for one, members in groups[:limit]:
+        lines.append(f"{one.verdict}  {one.id}")
+        lines += [f"  {describe_finding(finding)}" for finding in one.findings[:4]]
+        if len(one.findings) > 4:
+            lines.append(f"  and {len(one.findings) - 4} more quantities")
+        if len(members) > 1:
+            lines.append(f"  the same in {len(members) - 1} more trials")
+        if one.command:
+            lines.append(f"  {one.command}")
+        lines.append("")
+    if len(groups) > limit:
+        lines += [f"and {len(groups) - limit} more distinct failures", ""]
+    lines += [f"known failures: {line}" for line in stale]
+    counts = ", ".join(f"{count} {word}" for word, count in results.counts.items()) or "none"
+    lines.append(f"{len(results.verdicts)} verdicts in {results.seconds:.1f} s: {counts}")
+    if results.known:
+        lines.append(f"{len(results.known)} known failures, as expected")
+    lines.append(f"{len(results.unexpected)} unexpected" if results.unexpected else "no unexpected failure")
+    lines += [f"incomplete: {problem}" for problem in results.problems]
+    return printable("\n".join(lines))

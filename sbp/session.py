@@ -37,7 +37,13 @@ class Job(Protocol):
     size: int
     on_new_world: Callable[[Any], None] | None
 
-    def call(self, request: Any, timeout: float, ranks: Sequence[int] | None = None) -> list[Any]: ...
+    def call(
+        self,
+        request: Any,
+        timeout: float,
+        ranks: Sequence[int] | None = None,
+        failed: Callable[[Any], bool] | None = None,
+    ) -> list[Any]: ...
 
     def drop_world(self) -> None: ...
 
@@ -152,7 +158,8 @@ class Session:
 
     def _run_once(self, trial: Trial) -> Verdict:
         begin = time.monotonic()
-        replies = self.job.call({"do": "trial", "trial": trial.to_dict()}, self.timeout)
+        request = {"do": "trial", "trial": trial.to_dict()}
+        replies = self.job.call(request, self.timeout, failed=lambda answer: "error" in answer)
         verdict = self._judge(trial, replies)
         if verdict.error is not None and all(reply.status == "ok" for reply in replies):
             self._check_world()

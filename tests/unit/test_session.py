@@ -61,7 +61,9 @@ class PlayedJob:
         self.barrier = "ok"
         self.on_new_world: Callable[[Any], None] | None = None
 
-    def call(self, request: Any, timeout: float, ranks: Sequence[int] | None = None) -> list[Reply]:
+    def call(
+        self, request: Any, timeout: float, ranks: Sequence[int] | None = None, failed: Any = None
+    ) -> list[Reply]:
         self.calls.append(request["do"])
         if request["do"] == "trial":
             self.trials += 1

@@ -1,0 +1,80 @@
+"""Small facts about processes on Linux: their state, their end, what they inherit."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SET_PARENT_DEATH_SIGNAL = 1
+# What a launcher tells its ranks; a worker that saw these would believe to be a rank of the launcher itself.
+_LAUNCHER_PREFIXES = (
+    "PMI_", "PMIX_", "PMI2_", "MPI_", "MPIEXEC_", "MPICH_", "HYDRA_", "HYDI_", "OMPI_", "PRTE_", "OPAL_", "SLURM_",
+)  # fmt: skip
+_LAUNCHER_NAMES = ("GFORTRAN_UNBUFFERED_PRECONNECTED",)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended in between
+        os._exit(1)
+
+
+def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a worker: this one without what the launcher added, with one OpenMP thread and with
+    torch.distributed's checks on unless these are set already."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
+    }
+    return {"OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", **kept, **extra}
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a process does at this moment: the kernel's letter for its state (``S`` sleeping, ``R`` running, ``T``
+    stopped ...) and the CPU time that all its threads used so far, in clock ticks."""
+
+    state: str
+    ticks: int
+
+
+def activity(pid: int) -> Activity | None:
+    """The activity of a process, None where it is gone. The state is ``R`` when any of its threads runs."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            text = file.read()
+        states = []
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", encoding="ascii", errors="replace") as file:
+                states.append(file.read().rpartition(")")[2].split()[0])
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    state = "R" if "R" in states else fields[0]
+    return Activity(state, int(fields[11]) + int(fields[12]))
+
+
+def describe_end(status: int) -> str:
+    """A wait status in words: ``killed by SIGSEGV``, ``exit code 1``."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"killed by {signal.Signals(number).name}"
+        except ValueError:
+            return f"killed by signal {number}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def kill_group(pid: int) -> None:
+    """Kill a worker with all that it started. A worker leads a process group of its own."""
+    for target in (os.killpg, os.kill):
+        try:
+            target(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue

@@ -1,0 +1,382 @@
+"""What the process that the launcher started does on each rank: keep a worker alive, and tell of it.
+
+A supervisor imports no torch, so nothing that a trial does can take it down with it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.process import Activity, activity, describe_end, kill_group, worker_environment
+from launch.wire import Connection, ConnectionClosed, decode, encode
+from launch.worker import WorkerContext
+
+# What is kept of the beginning and of the end of a worker's output.
+_KEPT_OUTPUT = 1 << 20
+# How long a process is watched before it counts as idle, in seconds; CPU time is counted in hundredths.
+IDLE_INTERVAL = 0.1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the ranks' workers are started.
+
+    Attributes:
+        entry: ``package.module:function``; called in each worker with its WorkerContext, it returns the handler of
+            requests.
+        preload: the modules that are imported once, before workers are forked.
+        seed: of the workers' hash seeds, which differ from rank to rank and are the same in every run.
+        python: another interpreter for the workers; None for this one.
+        fork: False for workers that are fresh interpreters each time (for libraries that cannot be forked).
+        environment: added to the workers' environment.
+        output_directory: where each worker's output goes, as ``rank<N>.log``; None for a private folder that is
+            removed at the end.
+        waiting_files: parts of file names; a worker whose innermost Python frames are in such a file waits for
+            other ranks.
+        grace: how many seconds the other ranks get once one has failed.
+    """
+
+    entry: str
+    preload: tuple[str, ...] = ()
+    seed: int = 0
+    python: str | None = None
+    fork: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+    output_directory: str | None = None
+    waiting_files: tuple[str, ...] = ("/torch/distributed/",)
+    grace: float = 2.0
+
+
+class WarmFailure(RuntimeError):
+    """The warm process could not be made to fork a worker; says why."""
+
+
+def hash_seed(seed: int, rank: int) -> str:
+    """PYTHONHASHSEED of a rank: ranks differ, runs do not."""
+    return str((seed * 1_000_003 + rank * 7919 + 1) % 4_294_967_295)
+
+
+def _python_path() -> str:
+    """PYTHONPATH with the folder that holds this package, for interpreters that do not have it installed."""
+    here = str(Path(__file__).resolve().parent.parent)
+    given = os.environ.get("PYTHONPATH", "")
+    return here if not given else f"{here}{os.pathsep}{given}"
+
+
+class Supervisor:
+    """The processes of one rank. Made before MPI is initialised, so that imports overlap with that."""
+
+    def __init__(self, settings: Settings, rank: int) -> None:
+        self.settings = settings
+        self.rank = rank
+        self.worker: Worker | None = None
+        self._ends: dict[int, int] = {}
+        self._warm: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._private: tempfile.TemporaryDirectory[str] | None = None
+        if settings.output_directory is None:
+            self._private = tempfile.TemporaryDirectory(prefix="sbp-")
+        self.output_path = Path(settings.output_directory or self._private.name) / f"rank{rank}.log"  # type: ignore[union-attr]
+        if settings.fork:
+            self._start_warm()
+
+    # ------------------------------------------------------------------------------------ starting processes
+
+    def _environment(self) -> dict[str, str]:
+        extra = {
+            "PYTHONHASHSEED": hash_seed(self.settings.seed, self.rank),
+            "PYTHONPATH": _python_path(),
+            **self.settings.environment,
+        }
+        return worker_environment(extra)
+
+    def _start_warm(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._warm = subprocess.Popen(
+                [
+                    self.settings.python or sys.executable,
+                    "-m",
+                    "launch.warm",
+                    str(theirs.fileno()),
+                    *self.settings.preload,
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=self._environment(),
+            )
+        self._control = ours
+
+    def start_worker(self, context: WorkerContext, timeout: float = 120.0) -> None:
+        """Start this rank's worker of a new world; the old one must be gone. Raises WarmFailure."""
+        assert self.worker is None
+        ours, theirs = socket.socketpair()
+        stacks = os.memfd_create("stacks")
+        output = os.open(self.output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            if self.settings.fork:
+                request = {"kind": "worker", "entry": self.settings.entry, "context": vars(context)}
+                pid = self._fork(request, [theirs.fileno(), stacks, output], timeout)
+                child = None
+            else:
+                child = self._fresh(context, [theirs.fileno(), stacks, output])
+                pid = child.pid
+        finally:
+            theirs.close()
+            os.close(output)
+        self.worker = Worker(pid, Connection(ours), stacks, child)
+
+    def _fresh(self, context: WorkerContext, files: list[int]) -> subprocess.Popen[bytes]:
+        words = [self.settings.python or sys.executable, "-m", "launch.worker", *map(str, files)]
+        return subprocess.Popen(
+            [*words, self.settings.entry, encode(vars(context)).hex()],
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            env=self._environment(),
+        )
+
+    def _fork(self, request: dict[str, Any], files: Sequence[int], timeout: float) -> int:
+        for attempt in (1, 2):
+            assert self._control is not None
+            try:
+                socket.send_fds(self._control, [encode(request)], list(files))
+                message = self._answer(timeout)
+            except OSError:
+                message = None
+            if message is not None:
+                if "failure" in message:
+                    raise WarmFailure(message["failure"])
+                return int(message["pid"])
+            if attempt == 1:  # the warm process died: a new one takes over
+                self._stop_warm()
+                self._start_warm()
+        raise WarmFailure("the process that forks workers does not answer")
+
+    def _answer(self, timeout: float) -> dict[str, Any] | None:
+        """The answer to a fork request; None where the warm process is gone or silent. Notes ends on the way."""
+        assert self._control is not None
+        end = time.monotonic() + timeout
+        while (left := end - time.monotonic()) > 0:
+            readable, _, _ = select.select([self._control], [], [], left)
+            if not readable:
+                return None
+            data = self._control.recv(1 << 16)
+            if not data:
+                return None
+            message: dict[str, Any] = decode(data)
+            if "ended" not in message:
+                return message
+            self._ends[message["ended"]] = message["status"]
+        return None
+
+    def side(self, entry: str, argument: Any) -> Side:
+        """Start one more process, which runs ``entry(argument, connection)``. Raises WarmFailure."""
+        ours, theirs = socket.socketpair()
+        stacks = os.memfd_create("stacks")
+        output = os.open(
+            self.output_path.with_suffix(".side.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
+        try:
+            if self.settings.fork and self.settings.python is None:
+                request = {"kind": "side", "entry": entry, "argument": argument}
+                pid = self._fork(request, [theirs.fileno(), stacks, output], 120)
+                child = None
+            else:
+                # Not in the workers' interpreter: a side process belongs to this one.
+                files = [theirs.fileno(), output]
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "launch.side", *map(str, files), entry, encode(argument).hex()],
+                    pass_fds=files,
+                    stdin=subprocess.DEVNULL,
+                    env=self._environment(),
+                )
+                pid = child.pid
+        finally:
+            theirs.close()
+            os.close(output)
+            os.close(stacks)
+        return Side(pid, Connection(ours), child)
+
+    # ---------------------------------------------------------------------------------------------- the end
+
+    def how_it_ended(self, worker: Worker, patience: float = 2.0) -> str:
+        """In words how a worker that closed its socket ended."""
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            if worker.child is not None:
+                if worker.child.poll() is not None:
+                    code = worker.child.returncode
+                    return describe_end(-code if code < 0 else code << 8)
+            else:
+                self._drain_ends()
+                if worker.pid in self._ends:
+                    return describe_end(self._ends.pop(worker.pid))
+            time.sleep(0.005)
+        return "closed its connection"
+
+    def _drain_ends(self) -> None:
+        while self._control is not None:
+            readable, _, _ = select.select([self._control], [], [], 0)
+            if not readable:
+                return
+            try:
+                data = self._control.recv(1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            message = decode(data)
+            if "ended" in message:
+                self._ends[message["ended"]] = message["status"]
+
+    def drop_worker(self) -> None:
+        """Kill the worker and all that it started."""
+        if self.worker is None:
+            return
+        self.worker.kill()
+        self.worker = None
+        self._drain_ends()
+        self._ends.clear()
+        self._trim_output()
+
+    def _trim_output(self) -> None:
+        """Keep the beginning and the end of what workers printed."""
+        try:
+            size = self.output_path.stat().st_size
+            if size <= 2 * _KEPT_OUTPUT:
+                return
+            with self.output_path.open("r+b") as file:
+                file.seek(size - _KEPT_OUTPUT)
+                tail = file.read()
+                file.seek(_KEPT_OUTPUT)
+                file.write(b"\n... output left out here ...\n" + tail)
+                file.truncate()
+        except OSError:
+            pass  # a log that cannot be trimmed harms nobody
+
+    def _stop_warm(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._warm is not None:
+            self._warm.kill()
+            self._warm.wait()
+            self._warm = None
+
+    def close(self) -> None:
+        """End all processes of this rank and remove its files."""
+        self.drop_worker()
+        self._stop_warm()
+        if self._private is not None:
+            self._private.cleanup()
+            self._private = None
+
+
+class Worker:
+    """One worker, as its supervisor sees it."""
+
+    def __init__(
+        self, pid: int, connection: Connection, stacks: int, child: subprocess.Popen[bytes] | None
+    ) -> None:
+        self.pid = pid
+        self.connection = connection
+        self.child = child
+        self._stacks = stacks
+        self._watched: tuple[float, Activity] | None = None
+        self._idle_since: float | None = None
+
+    def idle_for(self) -> float:
+        """For how many seconds up to now it has slept without using any CPU time; called every now and then.
+
+        A stopped process (SIGSTOP) is not idle, and neither is one that waits for the processor.
+        """
+        now = time.monotonic()
+        current = activity(self.pid)
+        if current is None or current.state != "S":
+            self._watched, self._idle_since = None, None
+            return 0.0
+        if self._watched is None or self._watched[1] != current:
+            self._watched, self._idle_since = (now, current), now
+        return now - (self._idle_since or now)
+
+    def forget_idleness(self) -> None:
+        """A new request begins."""
+        self._watched, self._idle_since = None, None
+
+    def stack(self, patience: float = 0.5) -> str:
+        """The Python stacks of all its threads; empty where it does not answer (stopped, or ended)."""
+        start = os.lseek(self._stacks, 0, os.SEEK_END)
+        try:
+            os.kill(self.pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            pass
+        end = time.monotonic() + patience
+        seen, text = -1, b""
+        while time.monotonic() < end:
+            size = os.fstat(self._stacks).st_size
+            if size > start and size == seen:  # it has stopped growing
+                break
+            seen = size
+            time.sleep(0.01)
+        text = os.pread(self._stacks, 1 << 18, start)
+        return text.decode("utf-8", "replace")
+
+    def last_words(self) -> str:
+        """What faulthandler wrote when it crashed."""
+        size = os.fstat(self._stacks).st_size
+        return os.pread(self._stacks, 1 << 18, max(0, size - (1 << 17))).decode("utf-8", "replace")
+
+    def kill(self) -> None:
+        kill_group(self.pid)
+        if self.child is not None:
+            self.child.wait()
+        self.connection.close()
+        os.close(self._stacks)
+
+
+class Side:
+    """A process beside the workers, such as the one that plans."""
+
+    def __init__(self, pid: int, connection: Connection, child: subprocess.Popen[bytes] | None) -> None:
+        self.pid = pid
+        self._connection = connection
+        self._child = child
+        self._closed = False
+
+    def receive(self, timeout: float) -> Any:
+        """Its next message, None after ``timeout`` seconds. Raises SideError where it ended or raised."""
+        try:
+            message = self._connection.receive(timeout)
+        except ConnectionClosed:
+            raise SideError("the process ended before it had said all") from None
+        if isinstance(message, dict) and set(message) == {"raised"}:
+            raised = message["raised"]
+            raise SideError(f"{raised['error']}: {raised['message']}\n{raised['traceback']}")
+        return message
+
+    def send(self, value: Any) -> None:
+        self._connection.send(value)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        kill_group(self.pid)
+        if self._child is not None:
+            self._child.wait()
+        self._connection.close()
+
+
+class SideError(RuntimeError):
+    """A side process failed; says how."""

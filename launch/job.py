@@ -189,7 +189,7 @@ class _Pace:
         """Wait for the worker's socket or a short while."""
         self._quiet += 1
         # About a millisecond of quick looks, then slower ones.
-        pause = 0.0001 if self._quiet < 15 else min(self._longest, 0.0001 * 1.3 ** (self._quiet - 15))
+        pause = 0.0001 if self._quiet < 15 else min(self._longest, 0.0001 * 1.3 ** min(self._quiet - 15, 50))
         if file is None:
             time.sleep(pause)
         else:

@@ -71,7 +71,7 @@ def _counts(cases: Sequence[JUnitCase], skipped: bool = False) -> str:
     def count(outcome: str) -> int:
         return sum(case.outcome == outcome for case in cases)
 
-    seconds = sum(case.seconds for case in cases)
+    seconds = sum(max(case.seconds, 0.0) for case in cases)
     words = f' tests="{len(cases)}" failures="{count("failure")}" errors="{count("error")}"'
     return words + (f' skipped="{count("skipped")}"' if skipped else "") + f' time="{seconds:.3f}"'
 

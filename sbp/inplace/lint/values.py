@@ -1,0 +1,203 @@
+"""What the lint knows about a value at one point of a program: its possible kinds, and how surely it is a
+distributed tensor."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# What a value may be. A value that may be several things has several bits.
+TENSOR, NUMBER, TEXT, SEQUENCE, MAPPING, NONE, OBJECT, UNKNOWN = (1 << n for n in range(8))
+
+# How surely a tensor is a distributed one: a tensor of no interest, a tensor inside a module's forward, a tensor
+# that flows from distribute_tensor and the like.
+PLAIN, LIKELY, CERTAIN = 1, 2, 3
+LEVEL_NAMES = {LIKELY: "likely", CERTAIN: "certain"}
+
+# How surely a value is a tensor at all: nothing said so (0), it came out of something that was given tensors (1),
+# a parameter of forward() without annotation or the result of a submodule (2), an annotation or a torch function
+# says so (3).
+NOTHING, HINTED, ASSUMED, KNOWN = 0, 1, 2, 3
+
+# What else is known of a tensor.
+LOCAL = 1  # it is the local piece of a distributed tensor: to_local(), _local_tensor, or a view of one
+DATA = 2  # reached through .data
+SPLIT_VIEW = 4  # a view that cuts a dimension that is split over ranks
+FRESH = 8  # made here, and nothing else refers to its memory
+PARAMETER = 16  # an nn.Parameter or a buffer
+BORROWED = 32  # a view of a name that was fresh: fresh again if that name is overwritten by it
+
+# Marks that a value has when it may have them; FRESH it has only when it surely has it.
+MAY_MARKS = LOCAL | DATA | SPLIT_VIEW | PARAMETER
+
+NO_CONSTANT: Any = object()
+
+
+class Reason(NamedTuple):
+    """Where a tensor became interesting: ``text`` names the source, ``line`` is where it stands."""
+
+    text: str
+    line: int
+
+
+class Value:
+    """One abstract value; never changed after it is made."""
+
+    __slots__ = ("const", "element", "items", "kinds", "level", "marks", "refs", "split", "sure", "why")
+
+    def __init__(
+        self,
+        kinds: int,
+        level: int = 0,
+        sure: int = 0,
+        why: Reason | None = None,
+        marks: int = 0,
+        items: tuple[Value, ...] | None = None,
+        element: Value | None = None,
+        refs: tuple[Any, ...] = (),
+        const: Any = NO_CONSTANT,
+        split: frozenset[int] | None = None,
+    ) -> None:
+        self.kinds = kinds
+        self.level = level
+        self.sure = sure
+        self.why = why
+        self.marks = marks
+        self.items = items
+        self.element = element
+        self.refs = refs
+        self.const = const
+        self.split = split
+
+    def __repr__(self) -> str:
+        names = ("tensor", "number", "text", "sequence", "mapping", "none", "object", "unknown")
+        kinds = "|".join(name for bit, name in enumerate(names) if self.kinds >> bit & 1)
+        return f"Value({kinds}, level={self.level}, sure={self.sure}, marks={self.marks}, refs={self.refs})"
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it may be a tensor."""
+        return bool(self.kinds & TENSOR)
+
+    def with_marks(self, add: int = 0, drop: int = 0) -> Value:
+        """The same value with other marks."""
+        marks = (self.marks | add) & ~drop
+        if marks == self.marks:
+            return self
+        return self.replaced(marks=marks)
+
+    def replaced(self, **changes: Any) -> Value:
+        """The same value with some fields changed."""
+        fields = {name: getattr(self, name) for name in Value.__slots__}
+        fields.update(changes)
+        return Value(**fields)
+
+    def elements(self) -> Value:
+        """What iterating over it or indexing it may give, as one value."""
+        if self.items:
+            joined = self.items[0]
+            for item in self.items[1:]:
+                joined = join(joined, item)
+            return joined if self.element is None else join(joined, self.element)
+        if self.element is not None:
+            return self.element
+        return UNKNOWN_VALUE
+
+
+def same(one: Value, other: Value) -> bool:
+    """Whether two values say the same, as far as a loop needs to know."""
+    return one is other or (
+        one.kinds == other.kinds
+        and one.level == other.level
+        and one.sure == other.sure
+        and one.marks == other.marks
+        and one.refs == other.refs
+        and one.split == other.split
+        and (one.element is None) == (other.element is None)
+        and (one.items is None) == (other.items is None)
+    )
+
+
+def join(one: Value, other: Value) -> Value:
+    """What is known of a value that is either of two."""
+    if one is other:
+        return one
+    if one.kinds & TENSOR and other.kinds & TENSOR:
+        sure = min(one.sure, other.sure)
+    elif one.kinds & TENSOR:
+        sure = min(one.sure, ASSUMED) if other.kinds & UNKNOWN else one.sure
+    elif other.kinds & TENSOR:
+        sure = min(other.sure, ASSUMED) if one.kinds & UNKNOWN else other.sure
+    else:
+        sure = min(one.sure, other.sure)
+    items, element = one.items, one.element
+    if one.items is not other.items or one.element is not other.element:
+        items, element = join_contents(one, other)
+    refs = one.refs
+    if other.refs and other.refs != refs:
+        refs = (refs + tuple(ref for ref in other.refs if ref not in refs))[:4]
+    # A name that may be None or a number is as fresh as the tensor that it may be.
+    fresh = (one.marks if one.kinds & (TENSOR | UNKNOWN) else FRESH) & (
+        other.marks if other.kinds & (TENSOR | UNKNOWN) else FRESH
+    )
+    const = one.const
+    if const is not other.const and not (type(const) is type(other.const) and const == other.const):
+        const = NO_CONSTANT
+    return Value(
+        one.kinds | other.kinds,
+        max(one.level, other.level),
+        sure,
+        one.why if one.level >= other.level else other.why,
+        ((one.marks | other.marks) & MAY_MARKS) | (fresh & FRESH),
+        items,
+        element,
+        refs,
+        const,
+        one.split if one.split == other.split else one.split and other.split and one.split | other.split,
+    )
+
+
+def join_contents(one: Value, other: Value) -> tuple[tuple[Value, ...] | None, Value | None]:
+    """The items and the element of a container that is either of two."""
+    holds = SEQUENCE | MAPPING
+    if not one.kinds & holds:
+        return other.items, other.element
+    if not other.kinds & holds:
+        return one.items, one.element
+    if one.items is not None and other.items is not None and len(one.items) == len(other.items):
+        return tuple(join(a, b) for a, b in zip(one.items, other.items)), None
+    # An empty list says nothing about what will be put into it.
+    if is_empty(one):
+        return None, other.elements()
+    if is_empty(other):
+        return None, one.elements()
+    return None, join(one.elements(), other.elements())
+
+
+def is_empty(value: Value) -> bool:
+    """Whether it is a container of which nothing is known to be in it."""
+    return not value.items and value.element is None
+
+
+UNKNOWN_VALUE = Value(UNKNOWN)
+NUMBER_VALUE = Value(NUMBER)
+TEXT_VALUE = Value(TEXT)
+NONE_VALUE = Value(NONE, const=None)
+OBJECT_VALUE = Value(OBJECT)
+TRUE_VALUE = Value(NUMBER, const=True)
+FALSE_VALUE = Value(NUMBER, const=False)
+SHAPE_VALUE = Value(SEQUENCE, element=NUMBER_VALUE)
+
+
+def sequence_of(element: Value) -> Value:
+    """A list or tuple whose length is not known."""
+    return Value(SEQUENCE, element=element)
+
+
+def sequence(*items: Value) -> Value:
+    """A list or tuple of exactly these."""
+    return Value(SEQUENCE, items=items)
+
+
+def mapping_of(element: Value | None) -> Value:
+    """A dictionary with these values."""
+    return Value(MAPPING, element=element)

@@ -114,7 +114,11 @@ def simple(flow: Flow, node: ast.expr, frame: Frame) -> Value | None:
     if name in OBJECT_ANNOTATIONS:
         return OBJECT_VALUE
     for ref in found.refs:
-        if isinstance(ref, NameRef) and name[:1].isupper() and not ref.dotted.startswith(("typing", "builtins")):
+        if (
+            isinstance(ref, NameRef)
+            and name[:1].isupper()
+            and not ref.dotted.startswith(("typing", "builtins"))
+        ):
             return Value(OBJECT_VALUE.kinds | UNKNOWN, refs=(Instance(None, ref.dotted),))
     return None
 
@@ -138,7 +142,9 @@ def generic(flow: Flow, node: ast.Subscript, frame: Frame) -> Value | None:
     if name in SEQUENCE_ANNOTATIONS:
         return sequence_of(annotation_value(flow, parts[0], frame) or UNKNOWN_VALUE)
     if name in MAPPING_ANNOTATIONS:
-        return mapping_of((annotation_value(flow, parts[-1], frame) if len(parts) > 1 else None) or UNKNOWN_VALUE)
+        return mapping_of(
+            (annotation_value(flow, parts[-1], frame) if len(parts) > 1 else None) or UNKNOWN_VALUE
+        )
     if name == "Literal":
         texts = all(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts)
         return TEXT_VALUE if texts else NUMBER_VALUE

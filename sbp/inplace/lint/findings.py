@@ -42,4 +42,6 @@ class Finding:
 
 def unreadable(path: str, message: str, line: int = 1, column: int = 0) -> Finding:
     """The one finding for a file that the lint cannot read."""
-    return Finding(path, max(line, 1), max(column, 0), max(line, 1), max(column, 0) + 1, UNREADABLE, "", message)
+    return Finding(
+        path, max(line, 1), max(column, 0), max(line, 1), max(column, 0) + 1, UNREADABLE, "", message
+    )

@@ -267,7 +267,9 @@ class Flow:
         right = self.value(node.value, frame)
         target = node.target
         if type(node.op) is ast.MatMult:
-            self.assign(target, calls.tensor_result(self, frame, (self.value(target, frame), right)), frame, node)
+            self.assign(
+                target, calls.tensor_result(self, frame, (self.value(target, frame), right)), frame, node
+            )
             return
         if isinstance(target, ast.Subscript):
             base = self.value(target.value, frame)
@@ -461,7 +463,13 @@ class Flow:
         info = self.define(node, node.name, frame)
         for decorator in node.decorator_list:
             dotted = decorator_name(decorator)
-            if dotted in ("staticmethod", "classmethod", "property", "functools.cached_property", "cached_property"):
+            if dotted in (
+                "staticmethod",
+                "classmethod",
+                "property",
+                "functools.cached_property",
+                "cached_property",
+            ):
                 info.kind = {"staticmethod": "static", "classmethod": "class"}.get(dotted, "property")
             elif dotted.endswith((".setter", ".deleter", "overload")):
                 return
@@ -478,7 +486,9 @@ class Flow:
         info = FunctionInfo(node, name, home)
         arguments = node.args
         positional = arguments.posonlyargs + arguments.args
-        for argument, default in zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults):
+        for argument, default in zip(
+            positional[len(positional) - len(arguments.defaults) :], arguments.defaults
+        ):
             info.defaults[argument.arg] = self.value(default, frame).with_marks(drop=FRESH)
         for argument, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults):
             if keyword_default is not None:
@@ -520,7 +530,8 @@ class Flow:
             return self.release(node.orelse, frame, for_good) or one  # type: ignore[union-attr]
         if kind is ast.BoolOp or kind is ast.Tuple or kind is ast.List:
             parts = node.values if kind is ast.BoolOp else node.elts  # type: ignore[union-attr]
-            return any([self.release(part, frame, for_good) for part in parts])
+            released = [self.release(part, frame, for_good) for part in parts]
+            return any(released)
         if kind is ast.NamedExpr or kind is ast.Starred:
             inner = self.release(node.value, frame, for_good)  # type: ignore[union-attr]
             return True if kind is ast.NamedExpr else inner
@@ -636,7 +647,11 @@ class Flow:
         if kinds & SEQUENCE and isinstance(index, ast.Slice):
             return sequence_of(base.elements()) if base.items != () else base
         position = index_value.const
-        if base.items is not None and type(position) is int and -len(base.items) <= position < len(base.items):
+        if (
+            base.items is not None
+            and type(position) is int
+            and -len(base.items) <= position < len(base.items)
+        ):
             return base.items[position]
         if kinds & (SEQUENCE | MAPPING):
             return base.elements()
@@ -657,7 +672,10 @@ class Flow:
         if value.kinds & TENSOR:
             sure = value.sure if value.sure >= KNOWN else HINTED
             return value.replaced(
-                sure=sure, marks=value.marks & ~(FRESH | BORROWED | PARAMETER), split=None, const=UNKNOWN_VALUE.const
+                sure=sure,
+                marks=value.marks & ~(FRESH | BORROWED | PARAMETER),
+                split=None,
+                const=UNKNOWN_VALUE.const,
             )
         return (classes.item_of_object(value, None) if value.refs else None) or UNKNOWN_VALUE
 
@@ -870,7 +888,9 @@ def augmented_result(flow: Flow, frame: Frame, value: Value, right: Value) -> Va
     """What a name holds after ``name += right``."""
     if value.kinds & TENSOR:
         if value.kinds & (NUMBER | NONE) and right.kinds & TENSOR:
-            return join(value.replaced(kinds=value.kinds & ~(NUMBER | NONE), const=UNKNOWN_VALUE.const), right)
+            return join(
+                value.replaced(kinds=value.kinds & ~(NUMBER | NONE), const=UNKNOWN_VALUE.const), right
+            )
         return value
     if value.kinds & NUMBER and right.kinds & TENSOR:
         return calls.tensor_result(flow, frame, (right,))

@@ -244,9 +244,11 @@ class Supervisor:
         """Kill the worker and all that it started."""
         if self.worker is None:
             return
-        self.worker.kill()
-        self.worker = None
-        self._drain_ends()
+        worker, self.worker = self.worker, None
+        worker.kill()
+        if worker.child is None:
+            # The warm process is its parent: it must have taken note before it is itself ended, or a zombie remains.
+            self.how_it_ended(worker)
         self._ends.clear()
         self._trim_output()
 

@@ -49,24 +49,24 @@ class KnownError(ValueError):
 
 @dataclass(frozen=True)
 class Pattern:
-    """An fnmatch pattern, compiled; ``exact`` where it names one id."""
+    """An fnmatch pattern, compiled; ``exact`` where it names one id; ``start`` is what stands before a wildcard."""
 
     text: str
     exact: bool = field(init=False)
-    _start: str = field(init=False, repr=False, compare=False)
+    start: str = field(init=False, repr=False, compare=False)
     _regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         wild = _WILD.search(self.text)
         regex = re.compile(fnmatch.translate(self.text))
-        object.__setattr__(self, "_start", self.text[: wild.start()] if wild else self.text)
+        object.__setattr__(self, "start", self.text[: wild.start()] if wild else self.text)
         object.__setattr__(self, "_regex", regex)
         # What glob.escape made of an id with special characters still names that one id.
         object.__setattr__(self, "exact", _WILD.search(re.sub(r"\[[*?\[]\]", "", self.text)) is None)
 
     def matches(self, name: str) -> bool:
         # Most patterns fail on their first characters, which is much cheaper than a regex.
-        return name.startswith(self._start) and self._regex.match(name) is not None
+        return name.startswith(self.start) and self._regex.match(name) is not None
 
 
 @dataclass(frozen=True)
@@ -211,11 +211,13 @@ class Usage:
         self._expired = [entry for entry in known.entries if entry.expired(today)]
         self._seen: dict[tuple[int, str], dict[str, int]] = {}
         self._borne_out: set[tuple[int, str]] = set()
+        self._suites: set[str] = set()
         self._scopes: set[str] = set()
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take one verdict record into account."""
-        self._scopes.update(_scopes(record["id"]))
+        self._suites.add(str(record.get("suite") or record["id"].split("/")[0]))
+        self._scopes |= _scopes(record["id"])
         for entry in self._entries:
             if entry.subject is not None and not entry.subject.matches(str(record.get("subject", ""))):
                 continue
@@ -243,22 +245,23 @@ class Usage:
                 key = (entry.number, pattern.text)
                 seen = self._seen.get(key)
                 if seen is None:
-                    if whole_run and _scopes(pattern.text) <= self._scopes:
+                    if whole_run and self._covers(pattern):
                         found.append(Stale(entry, pattern, "matches nothing"))
                 elif key not in self._borne_out and not entry.sometimes and (whole_run or pattern.exact):
                     found.append(Stale(entry, pattern, "passes", seen))
         return sorted(found, key=lambda stale: stale.entry.number)
 
+    def _covers(self, pattern: Pattern) -> bool:
+        """Whether the run had the suite, mesh, dtype and device that the pattern names."""
+        if not _scopes(pattern.text) <= self._scopes:
+            return False
+        start = pattern.start
+        return any(f"{suite}/".startswith(start) or start.startswith(f"{suite}/") for suite in self._suites)
+
 
 def _scopes(name: str) -> set[str]:
-    """The suite, mesh, dtype and device that an id or a pattern names, where these are not wildcards."""
-    parts = name.split("/")
-    found = {part for part in parts[3:] if _DTYPE_OR_DEVICE.fullmatch(part)}
-    if len(parts) > 2 and _MESH.fullmatch(parts[2]):
-        found.add(parts[2])
-    if len(parts) > 1 and not _WILD.search(parts[0]):
-        found.add(parts[0])
-    return found
+    """The mesh, dtype and device that an id or a pattern names, where these are not wildcards."""
+    return {part for part in name.split("/") if _MESH.fullmatch(part) or _DTYPE_OR_DEVICE.fullmatch(part)}
 
 
 def load(path: str | Path, torch_version: str | None = None) -> Known:

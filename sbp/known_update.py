@@ -164,7 +164,7 @@ def _add(
     ]
     everyone: dict[str, list[Verdict]] = {}
     for verdict in results.verdicts:
-        everyone.setdefault(_head(verdict.id), []).append(verdict)
+        everyone.setdefault(head_of(verdict), []).append(verdict)
     pieces = []
     for one, members in group_failures(unexplained):
         patterns = shortest_patterns(members, everyone)
@@ -208,9 +208,9 @@ def _observed(one: Verdict) -> str:
     return f"{first.quantity + ': ' if first.quantity else ''}{first.relation or one.verdict}{claimed}"
 
 
-def _head(name: str) -> str:
-    """``suite/case`` of an id."""
-    return "/".join(name.split("/")[:2])
+def head_of(verdict: Verdict) -> str:
+    """``suite/case``, with which the ids of all trials of the case begin."""
+    return f"{verdict.suite}/{verdict.case}"
 
 
 def shortest_patterns(members: Sequence[Verdict], everyone: Mapping[str, Sequence[Verdict]]) -> list[str]:
@@ -218,12 +218,12 @@ def shortest_patterns(members: Sequence[Verdict], everyone: Mapping[str, Sequenc
 
     Args:
         members: the trials, all of one failure.
-        everyone: ``suite/case`` -> all trials of the results, of whatever verdict.
+        everyone: head_of -> all trials of the results, of whatever verdict.
     """
     wanted = {verdict.key for verdict in members}
     found = []
-    for head in dict.fromkeys(_head(verdict.id) for verdict in members):
-        left = {verdict.id for verdict in members if _head(verdict.id) == head}
+    for head in dict.fromkeys(head_of(verdict) for verdict in members):
+        left = {verdict.id for verdict in members if head_of(verdict) == head}
         candidates = []
         for text in dict.fromkeys(text for name in left for text in _candidates(head, name)):
             pattern = Pattern(text)
@@ -242,12 +242,14 @@ def shortest_patterns(members: Sequence[Verdict], everyone: Mapping[str, Sequenc
 
 def _candidates(head: str, name: str) -> Iterable[str]:
     """Patterns that could stand for the trial and others of its case: all, its mesh, one of its placements."""
-    parts = name.split("/")
+    if not name.startswith(f"{head}/"):
+        return
     start = glob.escape(head)
     yield f"{start}/*"
-    if len(parts) < 4:
+    mesh, *parts = name[len(head) + 1 :].split("/")
+    if not parts:
         return
-    mesh, placements, rest = parts[2], parts[3], [glob.escape(part) for part in parts[4:]]
+    placements, rest = parts[0], [glob.escape(part) for part in parts[1:]]
     # Not at a comma inside brackets: a=(S(0),B),b=P.
     tensors = re.split(r",(?=[^()]*=)", placements)
     for middle in ("*", mesh):

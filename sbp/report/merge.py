@@ -37,9 +37,10 @@ def merge(parts: Sequence[Results]) -> Results:
     repeated = 0
     for part in parts:
         for verdict in part.verdicts:
-            before, where = kept.setdefault(verdict.key, (verdict, part))
-            if before is verdict:
+            if verdict.key not in kept:
+                kept[verdict.key] = verdict, part
                 continue
+            before, where = kept[verdict.key]
             if before.verdict != verdict.verdict:
                 raise MergeError(
                     f"trial {verdict.id} is {before.verdict!r} in {where.name} and {verdict.verdict!r} in "

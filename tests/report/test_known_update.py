@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp.known import Usage, load
-from sbp.known_update import shortest_patterns, update_text
+from sbp.known_update import _parse, head_of, shortest_patterns, update_text
 from sbp.report.results import Results, Verdict, apply_known, read
 
 FILE = """\
@@ -158,7 +158,7 @@ def test_on_a_large_run_everything_is_explained_and_nothing_else(synthetic, tmp_
 
 
 ids = st.builds(
-    lambda case, mesh, placed, rest: f"m/{case}/{mesh}/{placed}{rest}",
+    lambda case, mesh, placed, rest: f"s/m.py/{case}/{mesh}/{placed}{rest}",
     st.sampled_from(["A", "A[0]", "B*"]),
     st.sampled_from(["4", "2x2"]),
     st.sampled_from(["x=S(0)", "x=S(0),y=P", "x=(S(0),B),y=(B,P)", "grad_x=S(0)", "all=B"]),
@@ -174,19 +174,17 @@ def test_shortest_patterns_match_all_that_is_meant_and_nothing_else(fails):
     ]
     everyone: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        everyone.setdefault("/".join(verdict.id.split("/")[:2]), []).append(verdict)
+        everyone.setdefault(head_of(verdict), []).append(verdict)
     members = [verdict for verdict in verdicts if verdict.failed]
     patterns = shortest_patterns(members, everyone)
     text = "".join(
         f'[[known]]\npattern = {pattern!r}\nverdict = "hang"\nreason = "r"\n' for pattern in patterns
     )
     path = Path("known.toml")
-    from sbp.known_update import _parse
-
     known = _parse(text, path)
     usage = Usage(known)
     for verdict in verdicts:
-        record = {"id": verdict.id, "verdict": verdict.verdict, "findings": []}
+        record = {"id": verdict.id, "suite": "s/m.py", "verdict": verdict.verdict, "findings": []}
         usage.add(record)
         assert (known.match({**record, "verdict": "hang"}) is not None) == verdict.failed
     assert usage.stale(whole_run=True) == []

@@ -172,6 +172,8 @@ def call_ref(flow: Flow, site: Site, ref: Any, callee: Value) -> Value:
         return call_name(flow, site, ref.dotted)
     if isinstance(ref, FunctionRef):
         keep(flow, site)
+        if ref.local:
+            return call_local(flow, site, ref)
         return call_function(flow, site, ref.info, ref.receiver)
     if isinstance(ref, ClassRef):
         keep(flow, site)
@@ -181,6 +183,25 @@ def call_ref(flow: Flow, site: Site, ref: Any, callee: Value) -> Value:
     if isinstance(ref, MethodRef):
         return call_method(flow, site, ref.receiver, ref.name, None)
     return unknown_call(flow, site)
+
+
+def call_local(flow: Flow, site: Site, ref: FunctionRef) -> Value:
+    """A function under ``local_map``: it is given local pieces, and its results become distributed tensors."""
+    inner = site._replace(
+        arguments=[local_piece(value) for value in site.arguments],
+        keywords={name: local_piece(value) for name, value in site.keywords.items()},
+    )
+    result = call_function(flow, inner, ref.info, ref.receiver)
+    if result.kinds & TENSOR:
+        return Value(TENSOR, CERTAIN, KNOWN, Reason("local_map", site.node.lineno))
+    return result
+
+
+def local_piece(value: Value) -> Value:
+    """A distributed tensor's local piece; anything else as it is."""
+    if value.level == CERTAIN and value.kinds & TENSOR:
+        return value.with_marks(add=LOCAL)
+    return value
 
 
 # -------------------------------------------------------------------- what calls keep and return
@@ -245,11 +266,6 @@ def alias_result(flow: Flow, site: Site, value: Value, node: ast.expr | None, **
     return value.replaced(marks=marks, **changes)
 
 
-def bypass(value: Value) -> Value:
-    """What is left when a distributed tensor becomes a plain one that shares nothing with it."""
-    return Value(TENSOR, PLAIN, KNOWN)
-
-
 # -------------------------------------------------------------------- functions of the file
 
 
@@ -268,19 +284,18 @@ def call_function(flow: Flow, site: Site, info: FunctionInfo, receiver: Value | 
     values = list(site.arguments)
     if receiver is not None and info.kind != "static":
         values.insert(0, receiver)
-    starred = any(type(argument) is ast.Starred for argument in site.node.args)
+    bound = len(values) - len(site.arguments)
+    star = first_star(site.node.args) + bound
     for position, value in enumerate(values):
-        if position < len(positional) and not starred:
+        if position < len(positional) and position < star:
             given[positional[position].arg] = value.with_marks(drop=FRESH | BORROWED)
         else:
             rest.append(value.with_marks(drop=FRESH | BORROWED))
-    if starred and receiver is not None and positional and info.kind != "static":
-        given[positional[0].arg] = receiver
-    if starred:
-        # Where the star puts its items is not known: each parameter may get any of them.
-        joined = Value(SEQUENCE, items=tuple(rest)).elements() if rest else UNKNOWN_VALUE
-        for parameter in positional:
-            given.setdefault(parameter.arg, joined)
+    if rest and star < len(values):
+        # Where the star puts its items is not known: each parameter left may get any of them.
+        joined = Value(SEQUENCE, items=tuple(rest)).elements()
+        for parameter in positional[star:]:
+            given[parameter.arg] = joined
     names = {parameter.arg for parameter in positional + keyword_only}
     extra: Value | None = None
     for name, value in site.keywords.items():
@@ -290,6 +305,14 @@ def call_function(flow: Flow, site: Site, info: FunctionInfo, receiver: Value | 
         else:
             extra = value if extra is None else join(extra, value)
     return run_function(flow, info, given, rest, extra, context, receiver, assumed=False)
+
+
+def first_star(arguments: Sequence[ast.expr]) -> int:
+    """The position of the first ``*args`` of a call; their number if there is none."""
+    for position, argument in enumerate(arguments):
+        if type(argument) is ast.Starred:
+            return position
+    return len(arguments)
 
 
 def enter(flow: Flow, info: FunctionInfo, receiver: Value | None, context: int, assumed: bool) -> Value:
@@ -797,6 +820,9 @@ def call_name(flow: Flow, site: Site, dotted: str) -> Value:
     found = source_call(flow, site, dotted, name)
     if found is not None:
         return found
+    if name == "local_map" and site.arguments:
+        keep(flow, site)
+        return mapped_locally(site.arguments[0])
     if dotted.startswith("torch."):
         return torch_call(flow, site, dotted, name)
     if dotted in WRAPPERS:
@@ -1211,6 +1237,12 @@ def wrapper(flow: Flow, site: Site, dotted: str) -> Value:
     if any(isinstance(ref, (FunctionRef, ClassRef, Instance)) for ref in first.refs):
         return first
     return UNKNOWN_VALUE
+
+
+def mapped_locally(first: Value) -> Value:
+    """``local_map(f, ...)``."""
+    refs = tuple(ref._replace(local=True) if isinstance(ref, FunctionRef) else ref for ref in first.refs)
+    return first.replaced(refs=refs)
 
 
 # -------------------------------------------------------------------- Python's own functions

@@ -12,7 +12,7 @@ from typing import Any
 
 from sbp.inplace.lint import calls, classes, narrow
 from sbp.inplace.lint.annotations import annotation_value
-from sbp.inplace.lint.knowledge import BUILTINS, LOCAL_ATTRIBUTES, api, canonical
+from sbp.inplace.lint.knowledge import BUILTINS, LOCAL_ATTRIBUTES, api, canonical, last
 from sbp.inplace.lint.scopes import (
     ClassInfo,
     ClassRef,
@@ -65,6 +65,7 @@ from sbp.inplace.lint.writes import (
     AUGMENTED,
     DATA_WRITE,
     ITEM,
+    LOCAL_WRITE,
     Writes,
     augmented_hits,
     item_hits,
@@ -196,14 +197,11 @@ class Flow:
                 self.place,
             )
             return
-        if name in LOCAL_ATTRIBUTES and base.kinds & (TENSOR | UNKNOWN) and not is_self(base):
-            known = base if base.level == CERTAIN else base.replaced(
-                kinds=TENSOR, level=CERTAIN, why=Reason(f".{name}", target.lineno)
-            )  # fmt: skip
+        if name in LOCAL_ATTRIBUTES and base.level == CERTAIN and base.kinds & TENSOR:
             self.writes.add(
                 node,
-                "SBP108",
-                known,
+                LOCAL_WRITE,
+                base,
                 frame.context,
                 f"`{source(target)} = ...` replaces the local piece behind the distributed tensor's back",
                 "the local piece belongs to the distributed tensor",
@@ -461,6 +459,7 @@ class Flow:
 
     def run_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
         info = self.define(node, node.name, frame)
+        local = False
         for decorator in node.decorator_list:
             dotted = decorator_name(decorator)
             if dotted in (
@@ -471,12 +470,14 @@ class Flow:
                 "cached_property",
             ):
                 info.kind = {"staticmethod": "static", "classmethod": "class"}.get(dotted, "property")
+            elif last(dotted) == "local_map":
+                local = True
             elif dotted.endswith((".setter", ".deleter", "overload")):
                 return
         if frame.owner is not None and frame.is_class:
             info.owner = frame.owner
             frame.owner.methods[node.name] = info
-        frame.names[node.name] = function_value(info)
+        frame.names[node.name] = Value(OBJECT_VALUE.kinds, refs=(FunctionRef(info, None, local),))
 
     def define(self, node: FunctionNode, name: str, frame: Frame) -> FunctionInfo:
         """Make a function of this file known; its defaults are evaluated here."""
@@ -620,9 +621,12 @@ class Flow:
         base = self.value(node.value, frame)
         index = self.value(node.slice, frame)
         result = self.item(base, node.slice, index, frame)
-        if index.kinds == TENSOR and index.sure >= KNOWN:
-            # Indexing with a tensor copies.
-            return result.with_marks(add=FRESH, drop=BORROWED | LOCAL | DATA) if result.is_tensor else result
+        if result.kinds & TENSOR and not is_basic_index(node.slice, index):
+            # Indexing with a tensor or a list copies.
+            if result.marks & LOCAL:
+                result = Value(TENSOR, frame.context, result.sure)
+            if index.kinds == TENSOR and index.sure >= KNOWN:
+                return result.with_marks(add=FRESH, drop=BORROWED | DATA | SPLIT_VIEW)
         if result.marks & FRESH and self.release(node.value, frame, for_good=False):
             result = result.with_marks(add=BORROWED, drop=FRESH)
         return result
@@ -851,6 +855,20 @@ def named(dotted: str) -> Value:
 def function_value(info: FunctionInfo) -> Value:
     """The value of a function of this file."""
     return Value(OBJECT_VALUE.kinds, refs=(FunctionRef(info),))
+
+
+def is_basic_index(index: ast.expr, value: Value) -> bool:
+    """Whether an index surely makes a view: slices, numbers, None and ``...``."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    if all(isinstance(part, (ast.Slice, ast.Constant, ast.UnaryOp)) for part in parts):
+        return True
+    if isinstance(index, ast.Tuple):
+        items = value.items or ()
+        return len(items) == len(parts) and all(
+            isinstance(part, ast.Slice) or not item.kinds & ~(NUMBER | NONE)
+            for part, item in zip(parts, items)
+        )
+    return value.kinds == NUMBER
 
 
 def is_self(value: Value) -> bool:

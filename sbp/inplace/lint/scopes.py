@@ -25,10 +25,11 @@ class MethodRef(NamedTuple):
 
 
 class FunctionRef(NamedTuple):
-    """A function of this file; ``receiver`` is what it is bound to."""
+    """A function of this file; ``receiver`` is what it is bound to; ``local`` if ``local_map`` calls it."""
 
     info: FunctionInfo
     receiver: Value | None = None
+    local: bool = False
 
 
 class ClassRef(NamedTuple):

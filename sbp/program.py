@@ -1,7 +1,7 @@
-"""What a case runs: a module or function with its inputs, and the one way in which it is run.
+"""What a case runs: a module or function with its inputs, and what a training step does around it.
 
-The reference and every torch subject execute the same :class:`Program` by the same :func:`execute`; they differ
-only in what tensors stand in it. So a difference between their results is the subject's.
+The reference and every torch subject run the same :class:`Program` by the same :func:`sbp.execute.execute`; they
+differ only in what tensors stand in it. So a difference between their results is the subject's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,40 @@ import torch
 from sbp.trees import map_tensors, named_tensors
 
 VALUE, GRADIENT, STATE = "value", "gradient", "state"
+# Between an input's name and the number of the batch that it belongs to, in all batches but the first.
+_IN_BATCH = " in batch "
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The inputs of one forward pass; ``targets`` go to the loss."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    targets: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done besides calling the function and going backward from random cotangents.
+
+    Attributes:
+        steps: optimizer steps of a training trial; batches repeat where there are not enough.
+        accumulate: micro-batches for each step, whose losses are averaged.
+        loss: called as ``loss(output, *targets)``.
+        clip_norm: gradients are clipped to this total norm before each step.
+        schedule: makes a learning-rate scheduler of the optimizer.
+        autocast: the dtype of ``torch.autocast`` around forward pass and loss.
+        save_after: the step after which everything is saved and loaded (on the subject's side).
+    """
+
+    steps: int = 3
+    accumulate: int = 1
+    loss: Callable[..., Any] | None = None
+    clip_norm: float | None = None
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None
+    autocast: str | None = None
+    save_after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -29,28 +63,47 @@ class Program:
             compared as well.
         args, kwargs: what it is called with; may nest tensors.
         names: the name of each positional argument. Left empty, they are taken from the signature.
+        targets: what the recipe's loss gets besides the output.
+        later: the batches after the first; their inputs are named like its inputs.
+        recipe: what a run does besides.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    targets: tuple[Any, ...] = ()
+    later: tuple[Batch, ...] = ()
+    recipe: Recipe = Recipe()
 
     @property
     def module(self) -> torch.nn.Module | None:
         return self.function if isinstance(self.function, torch.nn.Module) else None
 
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """The inputs of one forward pass after the other."""
+        return Batch(self.args, self.kwargs, self.targets), *self.later
+
     def inputs(self) -> dict[str, torch.Tensor]:
-        """The input tensors by name, in the order of the call."""
+        """The input tensors of the first batch by name, in the order of the call, targets last."""
+        return self.batch_inputs(self.batches[0])
+
+    def batch_inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The tensors of a batch by the names that those of the first one have."""
         found: dict[str, torch.Tensor] = {}
-        for name, value in self.arguments():
+        for name, value in self._named(batch):
             found.update(named_tensors(value, name))
         return found
 
-    def arguments(self) -> Iterator[tuple[str, Any]]:
-        names = self.names or _argument_names(self.function, len(self.args))
-        yield from zip(names, self.args, strict=True)
-        yield from self.kwargs.items()
+    def _named(self, batch: Batch) -> Iterator[tuple[str, Any]]:
+        yield from zip(self.argument_names(), batch.args, strict=True)
+        yield from batch.kwargs.items()
+        yield from zip(target_names(len(batch.targets)), batch.targets, strict=True)
+
+    def argument_names(self) -> tuple[str, ...]:
+        """The name of each positional argument."""
+        return self.names or _argument_names(self.function, len(self.args))
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """The parameters by qualified name; a shared one appears once, under its first name."""
@@ -67,16 +120,41 @@ class Program:
         return {**inputs, **state}
 
     def with_inputs(self, function: Callable[[str, torch.Tensor], Any]) -> Program:
-        """The same program with every input tensor replaced by ``function(name, tensor)``."""
-        names = self.names or _argument_names(self.function, len(self.args))
+        """The same program with every input tensor replaced by ``function(name, tensor)``. In batches after the
+        first, a name is followed by the batch's number (see :func:`without_batch`)."""
+        batches = [self._with_batch(batch, index, function) for index, batch in enumerate(self.batches)]
+        first = batches[0]
         return replace(
             self,
-            args=tuple(
-                map_tensors(value, function, name) for name, value in zip(names, self.args, strict=True)
-            ),
-            kwargs={name: map_tensors(value, function, name) for name, value in self.kwargs.items()},
-            names=names,
+            args=first.args,
+            kwargs=first.kwargs,
+            targets=first.targets,
+            names=self.argument_names(),
+            later=tuple(batches[1:]),
         )
+
+    def _with_batch(self, batch: Batch, index: int, function: Callable[[str, torch.Tensor], Any]) -> Batch:
+        suffix = f"{_IN_BATCH}{index + 1}" if index else ""
+
+        def convert(name: str, value: Any) -> Any:
+            return map_tensors(value, lambda inner, tensor: function(inner + suffix, tensor), name)
+
+        names = self.argument_names(), target_names(len(batch.targets))
+        return Batch(
+            tuple(convert(name, value) for name, value in zip(names[0], batch.args, strict=True)),
+            {name: convert(name, value) for name, value in batch.kwargs.items()},
+            tuple(convert(name, value) for name, value in zip(names[1], batch.targets, strict=True)),
+        )
+
+
+def without_batch(name: str) -> str:
+    """An input's name without the number of its batch: what its placement is called by."""
+    return name.partition(_IN_BATCH)[0]
+
+
+def target_names(count: int) -> tuple[str, ...]:
+    """``target``, ``target_2`` and so on."""
+    return tuple("target" if index == 0 else f"target_{index + 1}" for index in range(count))
 
 
 def input_name(name: str, state: Mapping[str, Any]) -> str:
@@ -94,64 +172,6 @@ def _argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]
     names = [parameter.name for parameter in parameters if parameter.kind in positional][:count]
     names += ["input" if index == 0 else f"input_{index + 1}" for index in range(len(names), count)]
     return tuple(names)
-
-
-# Called with the name, the kind (VALUE, GRADIENT or STATE) and the tensor of each result as soon as it is known;
-# None stands for a result that is not there, such as a gradient that was never made. The tensor may change
-# afterwards, so whoever wants to keep it copies it.
-Observe = Callable[[str, str, torch.Tensor | None], None]
-# Gives the cotangent for the output of that name.
-MakeCotangent = Callable[[str, torch.Tensor], torch.Tensor]
-# Builds an optimizer from the named parameters.
-MakeOptimizer = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
-
-
-def execute(
-    program: Program,
-    make_cotangent: MakeCotangent,
-    observe: Observe,
-    make_optimizer: MakeOptimizer | None = None,
-    steps: int = 3,
-) -> None:
-    """Run ``program`` forward and backward, and for ``steps`` optimizer steps where an optimizer is given.
-
-    Args:
-        program: what to run; its tensors are used as they are (inputs that require a gradient are leaves).
-        make_cotangent: called with ``output`` or ``output[1]`` and that output; its result is what the
-            backward pass starts from.
-        observe: told each result as soon as it is known, so that nothing is lost where a later part raises.
-        make_optimizer: for a training trial.
-        steps: how many steps of training.
-    """
-    state = {**program.parameters(), **program.buffers()}
-    optimizer = make_optimizer(list(program.parameters().items())) if make_optimizer is not None else None
-    for step in range(1, (steps if optimizer is not None else 1) + 1):
-        during = f" of step {step}" if optimizer is not None else ""
-        after = f" after step {step}" if optimizer is not None else ""
-        outputs = named_tensors(program.function(*program.args, **program.kwargs), "output")
-        for name, tensor in outputs.items():
-            observe(name + during, VALUE, tensor)
-        # The forward pass writes to buffers, so they are looked at even where the backward pass raises.
-        for name, buffer in program.buffers().items():
-            observe(name + after, STATE, buffer)
-        roots = [(name, tensor) for name, tensor in outputs.items() if tensor.requires_grad]
-        if roots:
-            cotangents = [make_cotangent(name, tensor) for name, tensor in roots]
-            torch.autograd.backward([tensor for _, tensor in roots], cotangents)
-        leaves = [(input_name(name, state), t) for name, t in program.inputs().items() if t.is_leaf]
-        for name, tensor in [*leaves, *program.parameters().items()]:
-            if tensor.requires_grad:
-                observe(f"{name}.grad{during}", GRADIENT, tensor.grad)
-        if optimizer is not None:
-            optimizer.step()
-            for name, parameter in program.parameters().items():
-                observe(name + after, STATE, parameter)
-                for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-                    if isinstance(value, torch.Tensor):
-                        observe(f"{key} of {name}{after}", STATE, value)
-            optimizer.zero_grad(set_to_none=True)
-            for tensor in program.inputs().values():
-                tensor.grad = None
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

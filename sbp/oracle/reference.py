@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from sbp.case import stable_seed
+from sbp.execute import MakeOptimizer, Quantity, execute
 from sbp.numbers import draw_normal
-from sbp.program import MakeOptimizer, Program, execute, replace_tensors, to_numpy
+from sbp.program import Program, replace_tensors, to_numpy
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ def compute_reference(
     quantities: dict[str, Expected] = {}
     cotangents: dict[str, NDArray[Any]] = {}
 
-    def observe(name: str, kind: str, tensor: torch.Tensor | None) -> None:
+    def observe(quantity: Quantity, tensor: torch.Tensor | None) -> None:
         if tensor is None:
-            quantities[name] = Expected(kind, None, "", 0.0)
+            quantities[quantity.name] = Expected(quantity.kind, None, "", 0.0)
             return
         value = to_numpy(tensor)
-        quantities[name] = Expected(kind, value, str(tensor.dtype).removeprefix("torch."), norm_of(value))
+        quantities[quantity.name] = Expected(
+            quantity.kind, value, str(tensor.dtype).removeprefix("torch."), norm_of(value)
+        )
 
     def make_cotangent(name: str, output: torch.Tensor) -> torch.Tensor:
         cotangent = draw_cotangent(case, name, output)

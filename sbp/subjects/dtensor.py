@@ -21,8 +21,9 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from sbp import placement as sbp_placement
+from sbp.execute import MakeOptimizer, Quantity, execute
 from sbp.placement import SBP, Mesh, parse_sbp
-from sbp.program import MakeOptimizer, Program, execute, replace_tensors, to_numpy
+from sbp.program import Program, replace_tensors, to_numpy, without_batch
 from sbp.subjects.pieces import PieceCache
 from sbp.verdict.compare import Observed
 
@@ -120,7 +121,7 @@ class DTensorSubject:
         self.device_mesh(mesh)  # made before anything else, so that all ranks make it at the same point
 
         def place(name: str, full: torch.Tensor) -> torch.Tensor:
-            placed = self.place(case, name, full, placements.get(name, "B"), mesh)
+            placed = self.place(case, name, full, placements.get(without_batch(name), "B"), mesh)
             if isinstance(full, torch.nn.Parameter):
                 return torch.nn.Parameter(placed.detach(), requires_grad=full.requires_grad)
             return placed
@@ -131,8 +132,8 @@ class DTensorSubject:
                 return full
             return self.place(case, f"grad_{name}", full, placements.get(f"grad_{name}", "B"), mesh)
 
-        def observe(name: str, kind: str, tensor: torch.Tensor | None) -> None:
-            observed[name] = observe_tensor(name, kind, tensor)
+        def observe(quantity: Quantity, tensor: torch.Tensor | None) -> None:
+            observed[quantity.name] = observe_tensor(quantity.name, quantity.kind, tensor)
 
         execute(replace_tensors(program, place), make_cotangent, observe, make_optimizer)
 

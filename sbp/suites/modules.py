@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from sbp.case import Trial, stable_seed
+from sbp.execute import MakeOptimizer
 from sbp.numbers import on_grid
 from sbp.oracle.reference import Reference, compute_reference
 from sbp.placement import Mesh
 from sbp.plan import PlanOptions, placement_rows
-from sbp.program import MakeOptimizer, Program
+from sbp.program import Program
 from sbp.suites import module_database
 from sbp.suites.module_cases import CASES
 

@@ -131,15 +131,13 @@ class _Relay:
         return {"what": "looked", "number": self.number, "idle": idle, "stack": stack}
 
     def stop(self, status: str, message: str) -> dict[str, Any]:
-        """Take the worker's stacks, then kill it; where it has answered in the meantime, its answer counts."""
+        """Take the worker's stacks, then kill it. Where it has answered by now, its answer counts; one that comes
+        after the dump does not, since the dump's signal may have woken it from a sleep."""
         answer = self.poll()
         if answer is not None:
             return answer
         worker = self.supervisor.worker
         stack = worker.stack() if worker is not None else ""
-        answer = self.poll()
-        if answer is not None:
-            return answer
         self.supervisor.drop_worker()
         return self._ended(status, message, stack)
 

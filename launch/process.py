@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,19 @@ def activity(pid: int) -> Activity | None:
     fields = text.rpartition(")")[2].split()
     state = "R" if "R" in states else fields[0]
     return Activity(state, int(fields[11]) + int(fields[12]))
+
+
+# nanosleep and clock_nanosleep, by machine.
+_SLEEP_CALLS = {"x86_64": ("35", "230"), "aarch64": ("101", "115")}.get(platform.machine(), ())
+
+
+def sleeps_on_purpose(pid: int) -> bool:
+    """Whether the main thread is in a timed sleep, which ends by itself, rather than waiting for something."""
+    try:
+        with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
+            return file.read().split()[0] in _SLEEP_CALLS
+    except (OSError, IndexError):
+        return False
 
 
 def describe_end(status: int) -> str:

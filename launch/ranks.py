@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -146,7 +147,10 @@ def open_channel() -> Channel:
     if found is None:
         return LoneChannel()
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            # It warns of a launcher that does not fit in several lines on every rank; here it is refused in one.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            from mpi4py import MPI
     except ImportError as error:
         raise LaunchError(
             f"mpirun started {found.size} ranks, but mpi4py cannot be loaded ({error}); "

@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.process import Activity, activity, describe_end, kill_group, worker_environment
+from launch.process import (
+    Activity,
+    activity,
+    describe_end,
+    kill_group,
+    sleeps_on_purpose,
+    worker_environment,
+)
 from launch.wire import Connection, ConnectionClosed, decode, encode
 from launch.worker import WorkerContext
 
@@ -301,11 +308,11 @@ class Worker:
     def idle_for(self) -> float:
         """For how many seconds up to now it has slept without using any CPU time; called every now and then.
 
-        A stopped process (SIGSTOP) is not idle, and neither is one that waits for the processor.
+        A stopped process (SIGSTOP) is not idle, and neither is one that waits for the processor or in a timed sleep.
         """
         now = time.monotonic()
         current = activity(self.pid)
-        if current is None or current.state != "S":
+        if current is None or current.state != "S" or sleeps_on_purpose(self.pid):
             self._watched, self._idle_since = None, None
             return 0.0
         if self._watched is None or self._watched[1] != current:

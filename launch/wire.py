@@ -59,10 +59,9 @@ def encode(value: Any) -> bytes:
             return {_MARK: "a", "d": native.str, "s": list(item.shape), "n": len(buffers[-1])}
         if isinstance(item, np.generic):
             return plain(item.item())
-        if isinstance(item, bool):
-            return bool(item)
-        if isinstance(item, (int, float, str)):  # subclasses, such as enumerations
-            return kind.__mro__[-2](item)
+        for base in (int, float, str):  # subclasses, such as enumerations
+            if isinstance(item, base):
+                return base(item)
         raise WireError(f"a {kind.__name__} cannot be sent; only plain data and numpy arrays can")
 
     header = json.dumps(plain(value), separators=(",", ":")).encode("utf-8", "surrogatepass")

@@ -76,20 +76,22 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _cases(suites: list[str], targets: list[str]) -> Iterator[tuple[Suite, str]]:
-    """The cases of the suites that the targets mean, all without targets.
+    """The cases of the suites that the targets mean, all without targets, as they are found.
 
-    Raises SelectionError for a target that means nothing, before the first case where that is known by then.
+    Raises SelectionError after the last case where a target means none.
     """
-    found = [find_suite(name) for name in suites or list(MODULES)]
-    if not targets:
-        for suite in found:
-            yield from ((suite, case) for case in suite.cases())
-        return
-    names = [(suite, case) for suite in found for case in suite.cases()]
+    seen: list[str] = []
+    missing = set(targets)
+    for suite in [find_suite(name) for name in suites or list(MODULES)]:
+        for case in suite.cases():
+            seen.append(case)
+            meant = [target for target in targets if matches_target(case, target)]
+            missing.difference_update(meant)
+            if meant or not targets:
+                yield suite, case
     for target in targets:
-        if not any(matches_target(case, target) for _, case in names):
-            raise SelectionError(suggest(target, [case for _, case in names]))
-    yield from ((suite, case) for suite, case in names if any(matches_target(case, t) for t in targets))
+        if target in missing:
+            raise SelectionError(suggest(target, seen))
 
 
 def serve(request: Mapping[str, Any], connection: Any) -> None:

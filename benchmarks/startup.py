@@ -2,8 +2,9 @@
 
     python benchmarks/startup.py [--ranks 4] [--rounds 5]
 
-The bare job imports torch.distributed.tensor, joins a process group and multiplies two DTensors. Both are started in
-turn, several times, and the medians are compared, so that a busy machine slows both. Ours is the default run, which is stopped after its first verdict.
+The bare job imports torch.distributed.tensor, joins a process group and multiplies two DTensors; ours is the default
+run, stopped after its first verdict. Both are started in turn, several times, and the medians are compared, so that a
+busy machine slows both.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ class Settings:
         entry: ``package.module:function``; called in each worker with its WorkerContext, it returns the handler of
             requests.
         preload: the modules that are imported once, before workers are forked.
+        preload_later: modules, or ``module:function`` to call, that are prepared once the first worker is at work.
         seed: of the workers' hash seeds, which differ from rank to rank and are the same in every run.
         python: another interpreter for the workers; None for this one.
         fork: False for workers that are fresh interpreters each time (for libraries that cannot be forked).
@@ -56,6 +57,7 @@ class Settings:
 
     entry: str
     preload: tuple[str, ...] = ()
+    preload_later: tuple[str, ...] = ()
     seed: int = 0
     python: str | None = None
     fork: bool = True
@@ -118,6 +120,8 @@ class Supervisor:
                     "launch.warm",
                     str(theirs.fileno()),
                     *self.settings.preload,
+                    "--",
+                    *self.settings.preload_later,
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

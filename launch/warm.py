@@ -1,7 +1,8 @@
 """The warm process of a rank: it has imported what workers need and forks them on request.
 
-Started as ``python -m launch.warm CONTROL PRELOAD...`` by the rank's supervisor. Requests come over the inherited
-socket CONTROL, each with the file descriptors that the new process is to have.
+Started as ``python -m launch.warm CONTROL PRELOAD... [-- LATER...]`` by the rank's supervisor. Requests come over the
+inherited socket CONTROL, each with the file descriptors that the new process is to have. What stands after ``--`` is
+prepared once the first worker has been forked, so that it is there for the next without holding up the first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from launch.wire import Connection, ConnectionClosed, decode, encode
 from launch.worker import WorkerContext, describe, find_entry, serve, settle
 
 _MOST = 1 << 16
+# How long nobody must have asked for anything before something is prepared, in seconds.
+_BREATH = 0.3
 
 
 def main() -> None:
@@ -27,7 +30,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when it is over
     control = socket.socket(fileno=int(sys.argv[1]))
     failure = ""
-    for module in sys.argv[2:]:
+    first, later = sys.argv[2:], []
+    if "--" in first:
+        cut = first.index("--")
+        first, later = first[:cut], first[cut + 1 :]
+    for module in first:
         try:
             importlib.import_module(module)
         except BaseException as error:
@@ -36,17 +43,23 @@ def main() -> None:
     # What is imported stays for ever: forked children must not copy its pages only to count references.
     gc.collect()
     gc.freeze()
-    _serve(control, failure)
+    _serve(control, failure, later)
 
 
-def _serve(control: socket.socket, failure: str) -> None:
+def _serve(control: socket.socket, failure: str, later: list[str]) -> None:
     wakeup, notify = os.pipe()
     os.set_blocking(notify, False)
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    forked = False
     while True:
-        readable, _, _ = select.select([control.fileno(), wakeup], [], [])
+        # Prepared while nobody asks for anything.
+        preparing = forked and later
+        readable, _, _ = select.select([control.fileno(), wakeup], [], [], _BREATH if preparing else None)
+        if preparing and not readable:
+            _prepare(later.pop(0))
+            continue
         if wakeup in readable:
             try:
                 os.read(wakeup, 4096)
@@ -70,9 +83,23 @@ def _serve(control: socket.socket, failure: str) -> None:
                 control.close()
                 _become(request, files)
             answer = {"pid": pid}
+            forked = True
         for file in files:
             os.close(file)
         control.sendall(encode(answer))
+
+
+def _prepare(name: str) -> None:
+    """Import ``module``, or call ``module:function``. What fails here fails again, with its error, in a worker."""
+    try:
+        if ":" in name:
+            find_entry(name)()
+        else:
+            importlib.import_module(name)
+    except BaseException:
+        return
+    gc.collect()
+    gc.freeze()
 
 
 def _report_ends(control: socket.socket) -> None:

@@ -34,13 +34,19 @@ ROWS = {"quick": 4, "default": 12, "full": None}
 PRELOAD = ("numpy.random", "torch", "torch.distributed.tensor", "torch._dynamo", "sbp.worker")
 
 
+# The module database takes seconds to import: while the first trials run, and once for all workers that follow.
+PRELOAD_LATER = ("sbp.suites.modules:warm_up",)
+
+
 def make_settings(options: argparse.Namespace) -> launch.Settings:
     """Check the options that every rank can check and say how the ranks' workers are started.
 
     Raises UsageError.
     """
     check_options(options)
-    return launch.Settings(entry="sbp.worker:start", preload=PRELOAD, seed=options.seed)
+    return launch.Settings(
+        entry="sbp.worker:start", preload=PRELOAD, preload_later=PRELOAD_LATER, seed=options.seed
+    )
 
 
 def check_options(options: argparse.Namespace) -> None:

@@ -227,6 +227,11 @@ def _database_cases() -> dict[str, tuple[module_database.DatabaseEntry, str]]:
 SUITE = ModuleSuite()
 
 
+def warm_up() -> None:
+    """Import the database and list its cases, so that forked processes need not."""
+    _database_cases()
+
+
 def describe(case: str) -> dict[str, Any]:
     """What a case is, for a person: the constructor's arguments and the shapes of the inputs."""
     program = SUITE.build(case, "float64", "cpu")

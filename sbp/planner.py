@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sbp.case import Trial
 from sbp.placement import PlacementError, parse_mesh
 from sbp.plan import PlanOptions
 from sbp.select import SelectionError, compile_expression, matches_target, suggest
-from sbp.suites import MODULES, Suite, SuiteError, find_suite, skipped_cases
+from sbp.suites import MODULES, Suite, SuiteError, find_suite, is_users, skipped_cases
 
 # How many trials of a case come in the first pass, when the time is bounded: the most telling ones come first, and
 # each pass takes twice as many.
@@ -47,10 +47,16 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     planned = 0
     waiting: list[list[Trial]] = []
     skipped: dict[str, str] = {}
-    for suite, case in _cases(request["suites"], request["targets"]):
+    plans: Iterable[tuple[Suite, Iterable[Trial]]] = (
+        (suite, suite.plan(case, options)) for suite, case in _cases(request["suites"], request["targets"])
+    )
+    if any(is_users(target) for target in request["targets"]):
+        # An error in somebody's own file is said before anything runs.
+        plans = [(suite, list(plan)) for suite, plan in plans]
+    for suite, plan in plans:
         trials = [
             trial
-            for trial in suite.plan(case, options)
+            for trial in plan
             if (not ids or trial.id in ids) and (expression is None or expression(trial.id))
         ]
         skipped.update(skipped_cases(suite))
@@ -81,17 +87,34 @@ def _cases(suites: list[str], targets: list[str]) -> Iterator[tuple[Suite, str]]
     Raises SelectionError after the last case where a target means none.
     """
     seen: list[str] = []
+    users = [target for target in targets if is_users(target)]
+    targets = [target for target in targets if target not in users]
     missing = set(targets)
-    for suite in [find_suite(name) for name in suites or list(MODULES)]:
-        for case in suite.cases():
+    found = [_users_cases(target) for target in users]
+    if not users:
+        named = [find_suite(name) for name in suites or list(MODULES)]
+        found = [(suite, suite.cases()) for suite in named]
+    for suite, cases in found:
+        for case in cases:
             seen.append(case)
             meant = [target for target in targets if matches_target(case, target)]
             missing.difference_update(meant)
             if meant or not targets:
                 yield suite, case
+            # Whole names mean one case each: nothing more is to be looked for.
+            if targets and not missing and set(targets) <= set(seen):
+                return
     for target in targets:
         if target in missing:
             raise SelectionError(suggest(target, seen))
+
+
+def _users_cases(target: str) -> tuple[Suite, Iterable[str]]:
+    """A user's suite and the cases of it that a target means."""
+    from sbp.suites.users import chosen_cases, normalise_target
+
+    suite = find_suite(normalise_target(target))
+    return suite, chosen_cases(target, suite)
 
 
 def serve(request: Mapping[str, Any], connection: Any) -> None:

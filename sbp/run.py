@@ -7,9 +7,11 @@ trial does can take it down.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import launch
 from sbp._version import __version__
@@ -101,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit code. On ranks other than the first it serves until the run is over."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = make_parser().parse_args(argv)
+        # Help and errors are for one rank to print.
+        with contextlib.nullcontext() if launch.is_first_rank() else _silence():
+            options = make_parser().parse_args(argv)
     except SystemExit as stop:
         return int(stop.code or 0)
     if options.n is not None and not launch.inside_job():
@@ -121,6 +125,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return lead(job, options, own_command(argv))
     finally:
         job.close()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    nothing = io.StringIO()
+    with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        yield
 
 
 def own_command(argv: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from sbp.known import SHIPPED, Known, KnownError, describe_stale, load
 from sbp.known_update import update_text
 from sbp.report.command import is_whole
-from sbp.report.files import opened_for_writing
+from sbp.report.files import ends_with_its_reader, opened_for_writing
 from sbp.report.merge import MergeError, read_all
 from sbp.report.results import Results, ResultsError, apply_known
 from sbp.report.text import printable
@@ -60,6 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     options = make_parser().parse_args(argv)
@@ -73,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
             if options.command == "check"
             else update(results, path, options)
         )
+    except BrokenPipeError:
+        raise
     except (KnownError, ResultsError, MergeError, OSError) as error:
         print(printable(f"sbp known: {error}"), file=sys.stderr)
         return USAGE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sbp._version import __version__
 from sbp.known import KnownError, describe_stale, load_known
-from sbp.report.files import opened_for_writing
+from sbp.report.files import ends_with_its_reader, opened_for_writing
 from sbp.report.github import annotate, annotations_of, write_summary
 from sbp.report.junit import results_to_junit
 from sbp.report.markdown import results_to_markdown
@@ -88,11 +88,14 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     options = make_parser().parse_args(argv)
     try:
         return report(options)
+    except BrokenPipeError:
+        raise
     except (ResultsError, MergeError, KnownError, UsageError, OSError) as error:
         print(printable(f"sbp report: {error}"), file=sys.stderr)
         return USAGE

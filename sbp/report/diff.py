@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sbp.report.files import opened_for_writing
+from sbp.report.files import ends_with_its_reader, opened_for_writing
 from sbp.report.junit import describe_finding
 from sbp.report.markdown import code, plain, table
 from sbp.report.merge import MergeError, read_all
@@ -234,6 +234,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     options = make_parser().parse_args(argv)
@@ -253,6 +254,8 @@ def main(argv: Sequence[str]) -> int:
                 file.write(results_to_html(diff.new, old=diff.old))
         if "-" not in (options.json, options.markdown, options.html):
             print(printable(to_text(diff)))
+    except BrokenPipeError:
+        raise
     except (ResultsError, MergeError, OSError) as error:
         print(printable(f"sbp diff: {error}"), file=sys.stderr)
         return USAGE

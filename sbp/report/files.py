@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -52,3 +53,24 @@ def opened_for_writing(path: str) -> Iterator[TextIO]:
 
 def _line(path: str, error: OSError) -> str:
     return f"cannot write {path}: {error.strerror}" if error.strerror else str(error)
+
+
+# What a shell reports of a program that SIGPIPE ended.
+CLOSED_PIPE = 128 + 13
+
+
+def ends_with_its_reader(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """A command that ends without a word where the reader of its output is gone, as in ``sbp report ... | head``."""
+
+    @functools.wraps(main)
+    def guarded(argv: Sequence[str]) -> int:
+        try:
+            code = main(argv)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            # Python would try to flush once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return CLOSED_PIPE
+
+    return guarded

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from sbp.report.files import opened_for_writing
+from sbp.report.files import ends_with_its_reader, opened_for_writing
 from sbp.report.results import FORMAT, Results, ResultsError, Run, Summary, read
 
 USAGE = 2
@@ -156,6 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
     options = make_parser().parse_args(argv)
@@ -165,6 +166,8 @@ def main(argv: Sequence[str]) -> int:
         results = merge([read(path) for path in options.results])
         with opened_for_writing(options.output) as file:
             write(results, file)
+    except BrokenPipeError:
+        raise
     except (ResultsError, MergeError, OSError) as error:
         print(f"sbp merge: {error}", file=sys.stderr)
         return USAGE

@@ -313,7 +313,7 @@ def _read_stream(file: BinaryIO, name: str, tail: Tail) -> Iterator[Record]:
         try:
             data = _parse_line(line)
         except ValueError as error:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and (begun or line.startswith(b"{")):
                 tail.torn = True  # only the last line can lack its end
                 return
             raise ResultsError(f"{name}:{number}: {error}") from error

@@ -201,20 +201,21 @@ class FilterBar {
       });
     }
     document.getElementById('states').hidden = false;
+    const torch = data.diff.oldVersions.torch;
     this.chips('states', 'c', data.diff.states.map((state, at) => ({
       value: state, label: state, count: states.get(state) || 0, title: data.diff.meaning[at], kind: `state-${slug(state)}`,
-    })).filter((chip) => chip.count || filters.get('c').includes(chip.value)));
+    })).filter((chip) => chip.count || filters.get('c').includes(chip.value)), torch ? `Since torch ${torch}:` : 'Since the old run:');
   }
 
-  chips(place, name, chips) {
+  chips(place, name, chips, lead) {
     const { filters } = this;
     const focused = document.activeElement && document.activeElement.dataset.chip;
     const holder = document.getElementById(place);
-    holder.replaceChildren(...chips.map((chip) => {
+    holder.replaceChildren(...(lead ? [make('span', { class: 'chips-lead' }, lead)] : []), ...chips.map((chip) => {
       const pressed = filters.get(name).includes(chip.value);
       return make(
         'button',
-        { type: 'button', class: `chip ${chip.kind}`, 'aria-pressed': String(pressed), title: chip.title, data: { chip: `${name}:${chip.value}` },
+        { type: 'button', class: `chip ${chip.kind}${chip.count ? '' : ' none'}`, 'aria-pressed': String(pressed), title: chip.title, data: { chip: `${name}:${chip.value}` },
           onclick: () => { filters.toggle(name, chip.value); filters.set({ cell: '' }); this.app.refresh(); } },
         chip.lead || null, make('span', {}, chip.label), make('b', {}, count(chip.count)),
       );

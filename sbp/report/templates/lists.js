@@ -13,7 +13,9 @@ class Failures {
     const states = data.diff && app.filters.get('c').length;
     for (const trial of trials) {
       if (!data.failed(trial) && !states) continue;
-      const key = data.failureKey(trial) + (data.diff ? `\n${data.state(trial)}` : '') + (data.known(trial) ? '\nknown' : '');
+      // What is fixed has no finding now: it is told apart by what it was.
+      const was = data.state(trial) === 'fixed' ? this.was(trial) : '';
+      const key = data.failureKey(trial) + was + (data.diff ? `\n${data.state(trial)}` : '') + (data.known(trial) ? '\nknown' : '');
       if (!groups.has(key)) groups.set(key, []);
       groups.get(key).push(trial);
     }
@@ -26,6 +28,13 @@ class Failures {
     const more = left > 0 ? make('button', { type: 'button', class: 'quiet more', onclick: () => { this.limit += 500; app.refresh(); } }, `Show ${left} more`) : null;
     if (!sorted.length) return make('p', { class: 'empty' }, trials.length ? 'No failure among these trials.' : 'No trial passes the filters.');
     return make('div', {}, ...[head, list, more].filter(Boolean));
+  }
+
+  was(trial) {
+    const old = this.data.old(trial);
+    if (!old) return '';
+    const first = old.lines.split('\n')[0].replace(/; claimed .*$| \(relative error .*$/, '');
+    return old.word + (first ? `: ${first}` : '');
   }
 
   card(members) {
@@ -42,7 +51,7 @@ class Failures {
         'button', { type: 'button', class: 'card-open', onclick: open, 'aria-label': `${data.word(fewest)} in ${one.short}, ${plural(members.length, 'trial')}: open` },
         make('span', { class: 'card-head' }, badge(data, data.word(fewest), data.known(fewest)), make('strong', {}, one.short), finding && finding.quantity ? make('code', {}, finding.quantity) : null, state,
           make('span', { class: 'times' }, plural(members.length, 'trial'))),
-        make('span', { class: 'card-relation' }, finding ? finding.relation : ''),
+        make('span', { class: 'card-relation' }, data.state(fewest) === 'fixed' ? `was ${this.was(fewest)}` : finding ? finding.relation : ''),
         make('span', { class: 'card-where' }, `for instance ${one.name} on ${data.group(fewest).mesh}, ${placed}`),
         data.known(fewest) ? make('span', { class: 'card-where' }, `known: ${data.reason(fewest)}`) : null,
       ),

@@ -106,7 +106,7 @@ class Plot {
     const [y0, y1] = range(points.map((point) => point.error));
     const canvas = make('canvas', { class: 'scatter', tabindex: '0', role: 'img', 'aria-label': `${points.length} quantities: relative error against noise; the table below lists the largest ratios` });
     const over = points.filter((point) => point.ratio > 100 * Math.log10(NOISE_LIMIT));
-    const [left, bottom, top, right] = [64, 44, 12, 12];
+    const [left, bottom, top, right] = [64, 44, 12, 26];
     let width = 860;
     const height = 420;
     const x = (hundredths) => left + ((hundredths / 100 - x0) / (x1 - x0)) * (width - left - right);
@@ -200,7 +200,7 @@ class Plot {
     const largest = [...points].sort((one, other) => other.ratio - one.ratio).slice(0, 12);
     const rows = largest.map((point) => make(
       'tr', {},
-      make('td', { class: 'number' }, ratioText(point)), make('td', {}, make('code', {}, point.quantity)), make('td', {}, badge(data, data.word(point.trial), data.known(point.trial))),
+      make('td', { class: 'number ratio' }, ratioText(point)), make('td', {}, make('code', {}, point.quantity)), make('td', {}, badge(data, data.word(point.trial), data.known(point.trial))),
       make('td', {}, make('button', { type: 'button', class: 'link', onclick: (event) => this.app.openTrials([point.trial], point.quantity, point.trial, event.currentTarget) }, data.id(point.trial))),
     ));
     return [

@@ -228,6 +228,7 @@ class Train:
         accumulate: micro-batches for each step; their losses are averaged.
         save_after: after this step everything is saved and loaded into a new module and optimizer.
         load_on: the mesh of the new module, such as ``"2x2"``; the same mesh where it is left out.
+        load_into: another case, under whose plan, axes and placements the new module stands.
     """
 
     steps: int = 3
@@ -237,14 +238,15 @@ class Train:
     accumulate: int = 1
     save_after: int | None = None
     load_on: str | None = None
+    load_into: Case | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.accumulate < 1:
             raise CaseError("Train: steps and accumulate must be at least 1")
         if self.save_after is not None and not 1 <= self.save_after <= self.steps:
             raise CaseError(f"Train: save_after={self.save_after} is not one of the {self.steps} steps")
-        if self.load_on is not None and self.save_after is None:
-            raise CaseError("Train: load_on needs save_after, the step after which everything is saved")
+        if (self.load_on is not None or self.load_into is not None) and self.save_after is None:
+            raise CaseError("Train: load_on and load_into need save_after, the step after which all is saved")
 
 
 # -------------------------------------------------------------------------------------------- a case
@@ -288,6 +290,7 @@ class Case:
             (activation checkpointing) on the parallel side.
         autocast: run under ``torch.autocast`` with this dtype, such as ``"bfloat16"``.
         compile: run the parallel side under ``torch.compile`` with this backend, such as ``"aot_eager"``.
+        gradients: False for code without a backward pass: one forward pass, without gradients.
         numpy: with ``spmd``: the code takes and returns numpy arrays. An object with a method ``backward`` is called
             with the cotangents of its outputs and returns gradients by name.
         random: the results are random (dropout): values are not compared, but replicas must agree and different
@@ -309,6 +312,7 @@ class Case:
     recompute: tuple[str, ...] = ()
     autocast: str | None = None
     compile: str | None = None
+    gradients: bool = True
     numpy: bool = False
     random: bool = False
 
@@ -331,6 +335,10 @@ class Case:
             for name in ("mean_over", "loss", "recompute", "autocast", "compile", "random"):
                 if getattr(self, name):
                     raise CaseError(f"case {self.name}: {name} needs a plan or spmd")
+            if self.train is not None and self.train.save_after is not None:
+                raise CaseError(f"case {self.name}: Train.save_after needs a plan or spmd")
+        if self.train is not None and not self.gradients:
+            raise CaseError(f"case {self.name}: training needs gradients")
         for axis in self.mean_over:
             if axis not in self.axis_names:
                 raise CaseError(

@@ -23,7 +23,9 @@ class Command(NamedTuple):
 COMMANDS: tuple[Command, ...] = (
     Command("run", "sbp.run:main", "check modules and operators on the ranks (mpirun -n 4 sbp run ...)"),
     Command("lint", "sbp.inplace.lint.command:main", "find in-place operations on distributed tensors"),
-    Command("report", "sbp.report.command:main", "turn results into HTML, JUnit, SARIF, Markdown, annotations"),
+    Command(
+        "report", "sbp.report.command:main", "turn results into HTML, JUnit, SARIF, Markdown, annotations"
+    ),
     Command("diff", "sbp.report.diff:main", "compare two runs trial by trial"),
     Command("merge", "sbp.report.merge:main", "put the shards of a run together"),
     Command("known", "sbp.known_command:main", "check and update a file of known failures"),

@@ -6,7 +6,7 @@ a :class:`Side`; the reference's side has none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -62,12 +62,13 @@ class Side:
         loss, clip, schedule, make_optimizer, synchronise, context: see :class:`sbp.cases.Parallel`.
         input_scales: how much larger than the reference's the gradient of that input is on this side, which
             averages gradients over ranks that count their loss over their own part.
-        reload: saves everything, loads it into something new and returns the new optimizer and scheduler.
+        reload: saves everything, loads it into something new, changes this side accordingly and returns the program
+            with its inputs as they are then, the new optimizer and scheduler.
     """
 
     call: Callable[..., Any]
     parameters: Callable[[], Named]
-    buffers: Callable[[], list[tuple[str, torch.Tensor]]]
+    buffers: Callable[[], Sequence[tuple[str, torch.Tensor | None]]]
     make_optimizer: MakeOptimizer | None = None
     loss: Callable[..., Any] | None = None
     clip: Callable[[list[torch.nn.Parameter]], Any] | None = None
@@ -75,7 +76,7 @@ class Side:
     synchronise: Callable[[], None] | None = None
     context: Callable[..., AbstractContextManager[Any]] | None = None
     input_scales: dict[str, float] = field(default_factory=dict)
-    reload: Callable[[torch.optim.Optimizer, Any], tuple[torch.optim.Optimizer, Any]] | None = None
+    reload: Callable[[torch.optim.Optimizer, Any], tuple[Program, torch.optim.Optimizer, Any]] | None = None
 
 
 def side_of(program: Program, make_optimizer: MakeOptimizer | None = None) -> Side:
@@ -129,7 +130,7 @@ def execute(
         run.train(step, optimizer, scheduler)
         if step == program.recipe.save_after:
             if side.reload is not None:
-                optimizer, scheduler = side.reload(optimizer, scheduler)
+                run.program, optimizer, scheduler = side.reload(optimizer, scheduler)
             run.observe_state(f"after loading (step {step})", optimizer)
 
 

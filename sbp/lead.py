@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import platform
+import re
 import shlex
 import sys
 import time
@@ -18,11 +19,12 @@ from sbp._version import __version__
 from sbp.case import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
 from sbp.known import Known, KnownError, Usage, describe_stale, load_known
 from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
+from sbp.report import results
 from sbp.results import FORMAT, ResultsError, ResultsWriter
 from sbp.run import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
 from sbp.select import SelectionError, compile_expression
 from sbp.session import Session, Verdict, WorldError, planned_trials
-from sbp.suites import MODULES
+from sbp.suites import MODULES, is_users
 from sbp.terminal import Progressing, make_console, print_failures, print_summary, print_table
 
 OLDEST_TORCH = (2, 9)
@@ -69,6 +71,10 @@ def check_options(options: argparse.Namespace) -> None:
             compile_expression(options.keyword)
     except (PlacementError, SelectionError) as error:
         raise UsageError(str(error)) from error
+    if options.resume is not None and options.results not in (None, options.resume):
+        raise UsageError("--resume FILE goes on writing FILE; leave --results out")
+    if options.shard is not None:
+        parse_shard(options.shard)
     parse_time(options.timeout)
     if options.budget is not None:
         parse_time(options.budget)
@@ -85,6 +91,14 @@ def check_torch() -> None:
     if numbers < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         raise UsageError(f"torch {version} is too old; sbp needs {oldest} or newer")
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``2/8`` as (2, 8). Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--shard {text!r}: write which part of how many, from 1/N to N/N, such as 2/8")
+    return int(match[1]), int(match[2])
 
 
 def parse_placements(options: argparse.Namespace) -> dict[str, str]:
@@ -131,6 +145,7 @@ def planning_request(options: argparse.Namespace, size: int) -> dict[str, Any]:
         "device": options.device,
         "placements": placements,
         "ids": options.id or [],
+        "shard": parse_shard(options.shard) if options.shard else None,
         "rows": None if options.id else ROWS[options.level],
         "subject": options.subject,
         "in_passes": options.budget is not None,
@@ -144,12 +159,22 @@ def lead(job: Any, options: argparse.Namespace, command: str) -> int:
         if options.list:
             return list_trials(job, request)
         known = load_known(options.known)
-        with ResultsWriter(options.results) as writer:
-            return Lead(job, options, request, known, writer, command).run()
-    except (UsageError, PlacementError, KnownError, ResultsError) as error:
+        before = read_before(options.resume) if options.resume else []
+        with ResultsWriter(options.resume or options.results, append=bool(before)) as writer:
+            return Lead(job, options, request, known, writer, command, before).run()
+    except (UsageError, PlacementError, KnownError, ResultsError, results.ResultsError) as error:
         return complain(str(error), USAGE)
     except WorldError as error:
         return complain(str(error), INCOMPLETE)
+
+
+def read_before(path: str) -> list[Verdict]:
+    """The verdicts of a run that is to be resumed. Raises sbp.report.results.ResultsError."""
+    verdicts: list[Verdict] = []
+    for record in results.read_records(path):
+        if isinstance(record, results.Verdict):
+            verdicts.append(Verdict.from_dict(record.raw))
+    return verdicts
 
 
 def complain(line: str, code: int) -> int:
@@ -169,13 +194,14 @@ def list_trials(job: Any, request: dict[str, Any]) -> int:
 
 def run_command(trial: Trial, size: int) -> str:
     """The command that runs just that trial."""
-    words = ["mpirun", "-n", str(size), "python", "-m", "sbp.run", trial.case]
-    words += ["--suite", trial.suite, "--mesh", trial.mesh, "--id", trial.id]
+    words = ["mpirun", "-n", str(size), "python", "-m", "sbp.run"]
+    words += [trial.suite] if is_users(trial.suite) else [trial.case, "--suite", trial.suite]
+    words += ["--mesh", trial.mesh, "--id", trial.id]
     if trial.dtype != DEFAULT_DTYPE:
         words += ["--dtype", trial.dtype]
     if trial.device != DEFAULT_DEVICE:
         words += ["--device", trial.device]
-    if trial.subject != "dtensor":
+    if trial.subject != "dtensor" and not is_users(trial.suite):
         words += ["--subject", trial.subject]
     return shlex.join(words)
 
@@ -191,6 +217,7 @@ class Lead:
         known: Known,
         writer: ResultsWriter,
         command: str,
+        before: list[Verdict],
     ) -> None:
         self.job = job
         self.options = options
@@ -200,6 +227,8 @@ class Lead:
         self.command = command
         self.verdicts: list[Verdict] = []
         self.usage = Usage(known)
+        # Of the run that is resumed: its trials are not run again, and count as if they had been.
+        self.before = {verdict.trial.id: verdict for verdict in before}
         self.closing: dict[str, Any] = {}
         self.planned = 0
         self.stopped = ""
@@ -224,7 +253,11 @@ class Lead:
                     break
                 self.planned += 1
                 progress.planned = self.planned
-                progress.add(self._one(session, item))
+                done = self.before.get(item.id)
+                if done is None:
+                    progress.add(self._one(session, item))
+                else:
+                    self._take_over(done)
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         except WorldError as error:
@@ -235,6 +268,12 @@ class Lead:
         if "error" in self.closing:
             raise UsageError(self.closing["error"])
         return self._finish(console, session, time.monotonic() - begin)
+
+    def _take_over(self, done: Verdict) -> None:
+        """A trial of the run that is resumed: its verdict stands, known failures are looked up anew."""
+        record = done.to_dict("")
+        self.usage.add(record)
+        self.verdicts.append(replace(done, known=self.known.reason(record)))
 
     def _one(self, session: Session, trial: Trial) -> Verdict:
         verdict = session.run(trial)
@@ -263,6 +302,7 @@ class Lead:
             "subject": self.options.subject,
             "meshes": self.request["meshes"],
             "command": self.command,
+            **({"shard": self.options.shard} if self.options.shard else {}),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
@@ -274,6 +314,7 @@ class Lead:
             or options.suite
             or options.keyword
             or options.id
+            or options.shard
             or options.mesh
             or options.dtype
             or options.placement

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -58,16 +58,23 @@ class Placement:
 
     ``factor`` is above 1 for DTensor's strided split only: the dimension is first cut into ``factor`` chunks,
     then each of them is split among the ranks (what a later, inner split looks like to an outer axis).
+    Hand-written code may cut otherwise: ``balanced`` as numpy.array_split does (the first pieces are one longer),
+    or into pieces of ``sizes``.
     """
 
     kind: str  # "S", "B" or "P"
     dim: int = 0
     reduction: str = "sum"
     factor: int = 1
+    balanced: bool = False
+    sizes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         if self.kind == "S":
-            return f"S({self.dim})" if self.factor == 1 else f"S({self.dim}, factor={self.factor})"
+            how = f", factor={self.factor}" if self.factor != 1 else ""
+            how += ", balanced" if self.balanced else ""
+            how += f", sizes={'+'.join(map(str, self.sizes))}" if self.sizes else ""
+            return f"S({self.dim}{how})"
         if self.kind == "P":
             return "P" if self.reduction == "sum" else f"P({self.reduction})"
         return "B"
@@ -83,9 +90,9 @@ class Placement:
         return self.kind == "P"
 
 
-def S(dim: int, factor: int = 1) -> Placement:
+def S(dim: int, factor: int = 1, *, balanced: bool = False, sizes: Sequence[int] = ()) -> Placement:
     """Split along dimension ``dim`` (negative counts from the end)."""
-    return Placement("S", dim=dim, factor=factor)
+    return Placement("S", dim=dim, factor=factor, balanced=balanced, sizes=tuple(sizes))
 
 
 def P(reduction: str = "sum") -> Placement:
@@ -150,6 +157,9 @@ _STRIDED = re.compile(
     r"(?:S|_StridedShard)\(\s*(?:dim\s*=\s*)?(-?\d+)\s*,\s*(?:factor|sf|split_factor)\s*=\s*(\d+)\s*\)",
     re.IGNORECASE,
 )
+_OWN_SPLIT = re.compile(
+    r"S\(\s*(?:dim\s*=\s*)?(-?\d+)\s*,\s*(?:(balanced)|sizes\s*=\s*(\d+(?:\s*\+\s*\d+)*))\s*\)", re.IGNORECASE
+)
 _SHORT_SPLIT = re.compile(r"S(\d+)", re.IGNORECASE)
 _PARTIAL = re.compile(
     r"(?:_?Partial|P)(?:\(\s*(?:reduce_op\s*=\s*)?['\"]?([a-z]+[\d.]*)?['\"]?\s*\))?", re.IGNORECASE
@@ -168,6 +178,9 @@ def parse(text: str) -> Placement:
         return S(int(match[1]))
     if match := _STRIDED.fullmatch(word):
         return S(int(match[1]), int(match[2]))
+    if match := _OWN_SPLIT.fullmatch(word):
+        sizes = tuple(int(size) for size in match[3].split("+")) if match[3] else ()
+        return S(int(match[1]), balanced=bool(match[2]), sizes=sizes)
     if word.lower() in _BROADCAST:
         return B
     if word.lower().removesuffix("()") == "partial_sum":
@@ -236,7 +249,7 @@ def normalise(sbp: SBP, ndim: int) -> SBP:
         if placement.is_split:
             if not -ndim <= placement.dim < ndim:
                 raise PlacementError(f"{placement} does not fit a tensor of {ndim} dimensions")
-            placement = S(placement.dim % ndim, placement.factor)
+            placement = replace(placement, dim=placement.dim % ndim)
         result.append(placement)
     return tuple(result)
 
@@ -250,6 +263,23 @@ def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     return min(index * step, size), min((index + 1) * step, size)
 
 
+def _bounds(placement: Placement, size: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and stop of piece ``index`` under a split of ``size`` elements."""
+    if placement.balanced:
+        return _balanced(size, parts, index), _balanced(size, parts, index + 1)
+    if not placement.sizes:
+        return chunk_bounds(size, parts, index)
+    if len(placement.sizes) != parts or sum(placement.sizes) < size:
+        raise PlacementError(f"{placement} does not cut {size} elements into {parts} pieces")
+    start = sum(placement.sizes[:index])
+    return min(start, size), min(start + placement.sizes[index], size)
+
+
+def _balanced(size: int, parts: int, index: int) -> int:
+    """Where piece ``index`` starts when the first ``size % parts`` pieces are one longer than the rest."""
+    return index * (size // parts) + min(index, size % parts)
+
+
 @lru_cache(maxsize=65536)
 def local_indices(shape: tuple[int, ...], sbp: SBP, mesh: Mesh, rank: int) -> tuple[slice | Array, ...]:
     """Which part of the full tensor ``rank`` holds: for each dimension a slice (an index array for a strided
@@ -261,14 +291,14 @@ def local_indices(shape: tuple[int, ...], sbp: SBP, mesh: Mesh, rank: int) -> tu
             continue
         held, parts, index = result[placement.dim], mesh.shape[axis], coordinates[axis]
         if placement.factor == 1 and isinstance(held, slice):
-            start, stop = chunk_bounds(held.stop - held.start, parts, index)
+            start, stop = _bounds(placement, held.stop - held.start, parts, index)
             result[placement.dim] = slice(held.start + start, held.start + stop)
             continue
         numbers = np.arange(held.start, held.stop) if isinstance(held, slice) else held
         chosen = []
         for outer in range(placement.factor):
             first, last = chunk_bounds(len(numbers), placement.factor, outer)
-            start, stop = chunk_bounds(last - first, parts, index)
+            start, stop = _bounds(placement, last - first, parts, index)
             chosen.append(numbers[first + start : first + stop])
         result[placement.dim] = np.concatenate(chosen)
     return tuple(result)

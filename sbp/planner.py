@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sbp.case import Trial
+from sbp.case import Trial, stable_seed
 from sbp.placement import PlacementError, parse_mesh
 from sbp.plan import PlanOptions
 from sbp.select import SelectionError, compile_expression, matches_target, suggest
@@ -48,7 +48,9 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     waiting: list[list[Trial]] = []
     skipped: dict[str, str] = {}
     plans: Iterable[tuple[Suite, Iterable[Trial]]] = (
-        (suite, suite.plan(case, options)) for suite, case in _cases(request["suites"], request["targets"])
+        (suite, suite.plan(case, options))
+        for suite, case in _cases(request["suites"], request["targets"])
+        if _in_shard(case, request.get("shard"))
     )
     if any(is_users(target) for target in request["targets"]):
         # An error in somebody's own file is said before anything runs.
@@ -79,6 +81,11 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if not planned and request.get("keyword"):
         raise SelectionError(f"-k {request['keyword']!r} matches no trial; --list shows the ids")
     yield {"done": True, "planned": planned, "skipped": skipped}
+
+
+def _in_shard(case: str, shard: Sequence[int] | None) -> bool:
+    """Whether a case belongs to part K of N. Whole cases, since a case's trials share its reference."""
+    return shard is None or stable_seed("shard", case) % shard[1] == shard[0] - 1
 
 
 def _cases(suites: list[str], targets: list[str]) -> Iterator[tuple[Suite, str]]:

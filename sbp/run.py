@@ -82,6 +82,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--timeout", metavar="TIME", default="20s", help="a trial's deadline: --timeout 20s (the default)")
     add("--known", metavar="FILE|none", help="known failures: --known my.toml (default: those that ship)")
     add("--results", metavar="FILE", help="write the verdicts as JSON lines: --results results.jsonl")
+    add(
+        "--resume", metavar="FILE", help="go on where the run that wrote FILE stopped: --resume results.jsonl"
+    )
+    add(
+        "--shard",
+        metavar="K/N",
+        help="only the K-th of N parts, for N machines: --shard 2/8; sbp merge joins them",
+    )
     add("--version", action="version", version=f"sbp {__version__}")
     return parser
 

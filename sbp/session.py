@@ -69,6 +69,32 @@ class Verdict:
     def failed(self) -> bool:
         return self.verdict in FAILURES
 
+    @staticmethod
+    def from_dict(record: Mapping[str, Any]) -> Verdict:
+        """A verdict from its record in a results file."""
+        data = {**record, "kind": record.get("trial", "forward")}
+        findings = [
+            Finding(
+                **{
+                    **{name: item[name] for name in ("verdict", "quantity", "rank", "claimed", "relation")},
+                    "ranks": tuple(item["ranks"]),
+                    "max_abs_error": float(item["max_abs_error"]),
+                    "relative_error": float(item["relative_error"]),
+                }
+            )
+            for item in record["findings"]
+        ]
+        return Verdict(
+            Trial.from_dict(data),
+            record["verdict"],
+            findings,
+            record["seconds"],
+            record.get("error"),
+            record.get("known"),
+            record.get("flaky", False),
+            record.get("largest_error", 0.0),
+        )
+
     def to_dict(self, command: str) -> dict[str, Any]:
         trial = self.trial
         record: dict[str, Any] = {
@@ -216,7 +242,8 @@ class Session:
         for finding in judgement.findings:
             if not finding.relation and finding.quantity in expected:
                 pieces = [reply.value["pieces"].get(finding.quantity) for reply in replies]
-                words = describe_difference(pieces, expected[finding.quantity], finding.claimed, mesh)
+                whose = parse_mesh(finding.mesh) if finding.mesh is not None else mesh
+                words = describe_difference(pieces, expected[finding.quantity], finding.claimed, whose)
                 finding = replace(finding, relation=words)
             findings.append(finding)
         return replace(judgement, findings=findings)

@@ -24,6 +24,8 @@ from sbp.oracle.reference import Reference, compute_reference
 from sbp.placement import parse_mesh
 from sbp.program import Program
 from sbp.subjects.dtensor import DTensorSubject, is_refusal
+from sbp.subjects.mpi import expect_mpi
+from sbp.subjects.parallel import ParallelSubject
 from sbp.suites import find_suite
 from sbp.verdict.compare import Observed, compare_all
 
@@ -79,6 +81,7 @@ class Worker:
             request["backend"], store=store, rank=self.rank, world_size=self.size, timeout=timeout
         )
         self.subject = DTensorSubject(self.rank, self.device)
+        expect_mpi(self.rank, self.size, store, request["host"])
 
     def do_barrier(self, request: Mapping[str, Any]) -> None:
         """Meet the other ranks: proves that the world is still in step after a trial that raised."""
@@ -96,12 +99,12 @@ class Worker:
         suite = find_suite(trial.suite)
         observed: dict[str, Observed] = {}
         self._observed, self._reference = observed, case.reference
-        assert self.subject is not None
+        subject, expected = self._subject(trial), case.reference.quantities
         torch.manual_seed(stable_seed("run", trial.case) % 2**31)
         error: dict[str, Any] | None = None
         start = time.perf_counter()
         try:
-            self.subject.run(
+            subject.run(
                 case.program,
                 trial.case,
                 mesh,
@@ -113,7 +116,11 @@ class Worker:
         except Exception as raised:
             error = describe_error(raised)
         end = time.perf_counter()
-        rows = compare_all(observed, case.reference.quantities, mesh, self.rank, reached=error is None)
+        random = False
+        if isinstance(subject, ParallelSubject):
+            expected = subject.comparable(expected, observed)
+            random = subject.case.random
+        rows = compare_all(observed, expected, mesh, self.rank, reached=error is None, random=random)
         answer = {
             "rows": [row.to_list() for row in rows],
             "subject_seconds": end - start,
@@ -133,12 +140,20 @@ class Worker:
         }
         answer: dict[str, Any] = {"pieces": pieces}
         if self.rank == 0 and self._reference is not None:
-            answer["expected"] = {
-                name: due.value
-                for name, due in self._reference.quantities.items()
-                if name in names and due.value is not None
-            }
+            answer["expected"] = expected = {}
+            for name in names:
+                like = self._observed[name].like if name in self._observed else None
+                due = self._reference.quantities.get(like or name)
+                if due is not None and due.value is not None:
+                    expected[name] = due.value
         return answer
+
+    def _subject(self, trial: Trial) -> DTensorSubject | ParallelSubject:
+        """What runs the trial: the case itself may say how it becomes parallel."""
+        assert self.subject is not None
+        choose = getattr(find_suite(trial.suite), "subject", None)
+        own: ParallelSubject | None = choose(trial, self.rank, self.device) if choose is not None else None
+        return own or self.subject
 
     def _case(self, trial: Trial) -> _Case:
         suite = find_suite(trial.suite)

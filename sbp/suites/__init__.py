@@ -20,6 +20,14 @@ MODULES: dict[str, str] = {
 }
 
 
+def is_users(name: str) -> bool:
+    """Whether a suite's name, or a target of the command line, means a user's own cases."""
+    where, _, what = name.partition(":")
+    if where.endswith(".py"):
+        return True
+    return bool(what) and all(word.isidentifier() for word in (*where.split("."), *what.split(".")))
+
+
 class SuiteError(ValueError):
     """A suite or case that does not exist; says which do."""
 
@@ -45,7 +53,14 @@ class Suite(Protocol):
 
 @cache
 def find_suite(name: str) -> Suite:
-    """The suite of that name. Raises SuiteError."""
+    """The suite of that name, or the one of a user's file (``my_cases.py``, ``package.module:function``).
+
+    Raises SuiteError.
+    """
+    if name not in MODULES and is_users(name):
+        from sbp.suites.users import UserSuite
+
+        return UserSuite(name)
     if name not in MODULES:
         raise SuiteError(f"there is no suite {name!r}; there are: {', '.join(MODULES)}")
     return importlib.import_module(MODULES[name]).SUITE

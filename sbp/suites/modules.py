@@ -26,6 +26,9 @@ SAMPLES_OF_A_CLASS = 4
 # first ones they are chosen.
 TRAINED_ROWS = 5
 ROWS_TO_CHOOSE_FROM = 30
+# On a mesh of several axes DTensor's search for a strategy grows with a power of the number of axes: a transformer
+# layer takes it over 20 seconds. Modules with more tensors than this are tried there at the full level only.
+MOST_TENSORS_ON_SEVERAL_AXES = 10
 
 OPTIMIZERS: dict[str, Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]] = {
     "SGD": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -83,6 +86,11 @@ class ModuleSuite:
         }
         cotangents = {f"grad_{name}": (v.ndim, v.dtype.kind) for name, v in reference.cotangents.items()}
         for mesh in options.meshes:
+            if mesh.ndim > 1 and options.rows is not None and len(tensors) > MOST_TENSORS_ON_SEVERAL_AXES:
+                self.skipped[f"{case} on {mesh}"] = (
+                    f"{len(tensors)} tensors on several axes: --level full runs it"
+                )
+                continue
             for dtype in options.dtypes:
                 yield from self._trials(case, {**tensors, **cotangents}, mesh, dtype, options, program)
 

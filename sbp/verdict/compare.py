@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from sbp.placement import Array, Mesh, PlacementError, local_shape, parse_sbp, take_local
+from sbp.placement import Array, Mesh, PlacementError, local_shape, parse_mesh, parse_sbp, take_local
 
 parse_sbp_cached = lru_cache(maxsize=4096)(parse_sbp)
+# Two random patterns with so many zeros and other elements are the same by chance less than once in 10,000 times.
+_TELLING_ZEROS = 8
+parse_mesh_cached = lru_cache(maxsize=64)(parse_mesh)
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,22 @@ class Observed:
         name, kind: see sbp.program (``value``, ``gradient`` or ``state``).
         claimed: the SBP that the subject claims, as text; None for a plain tensor, which claims nothing and
             must then be whole on every rank.
-        shape, dtype: of the global tensor, as claimed.
+        shape, dtype: of the global tensor, as claimed; the shape is None where the subject does not say it.
         local: the local piece, or None where the subject has no such result (no gradient).
+        mesh: the mesh of the claim, where it is not the trial's.
+        like: the name of the reference's quantity that it is compared with, where that is not its own name.
+        problem: what is wrong with the claim itself.
     """
 
     name: str
     kind: str
     claimed: str | None = None
-    shape: tuple[int, ...] = ()
+    shape: tuple[int, ...] | None = ()
     dtype: str = ""
     local: Array | None = None
+    mesh: str | None = None
+    like: str | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,9 @@ class Row:
         data: the piece itself where it means nothing alone (P).
         expected: the reference's whole tensor, from the first rank only and only beside ``data``.
         dtype: the expected dtype.
+        mesh: the mesh of the claim, where it is not the trial's.
+        zeros: only of random results, whose values are not compared: a fingerprint of where the piece is zero, ``-``
+            where that tells nothing.
     """
 
     name: str
@@ -61,6 +73,8 @@ class Row:
     dtype: str = ""
     data: Array | None = None
     expected: Array | None = None
+    mesh: str | None = None
+    zeros: str = ""
 
     def to_list(self) -> list[Any]:
         """For the wire."""
@@ -83,11 +97,12 @@ def compare_piece(
     expected_norm: float,
     mesh: Mesh,
     rank: int,
+    random: bool = False,
 ) -> Row:
     """Compare what ``rank`` holds with its part of ``expected`` under the placement that the subject claims.
 
     ``observed`` is None, or has no local piece, where the subject has no such result; ``expected`` is None where
-    the reference has none.
+    the reference has none. The values of a ``random`` result are not compared.
     """
     claimed = observed.claimed if observed is not None else None
     if observed is None or observed.local is None:
@@ -99,12 +114,19 @@ def compare_piece(
         problem = "unexpected: the subject has one, the reference has none"
         return Row(name, kind, claimed, problem, digest=digest)
 
-    def wrong_layout(problem: str) -> Row:
-        return Row(name, kind, claimed, problem, 0.0, 0.0, expected_norm, digest, expected_dtype)
+    if observed.mesh is not None:
+        mesh = parse_mesh_cached(observed.mesh)
 
+    def wrong_layout(problem: str) -> Row:
+        return Row(
+            name, kind, claimed, problem, 0.0, 0.0, expected_norm, digest, expected_dtype, mesh=observed.mesh
+        )
+
+    if observed.problem:
+        return wrong_layout(observed.problem)
     if observed.dtype != expected_dtype:
         return wrong_layout(f"dtype is {observed.dtype}, the reference's is {expected_dtype}")
-    if claimed is not None and tuple(observed.shape) != expected.shape:
+    if claimed is not None and observed.shape is not None and tuple(observed.shape) != expected.shape:
         return wrong_layout(f"shape is {tuple(observed.shape)}, the reference's is {expected.shape}")
     sbp = parse_sbp_cached(claimed if claimed is not None else "B", mesh)
     try:
@@ -114,11 +136,13 @@ def compare_piece(
     if local.shape != due:
         what = f"{claimed} of {expected.shape} gives it" if claimed is not None else "the reference's is"
         return wrong_layout(f"local shape is {local.shape}, {what} {due}")
+    row = Row(name, kind, claimed, "", 0.0, 0.0, expected_norm, digest, expected_dtype, mesh=observed.mesh)
+    if random:
+        return replace(row, zeros=_pattern_of_zeros(local))
     if any(placement.is_partial for placement in sbp):
-        whole = expected if rank == 0 else None
-        return Row(name, kind, claimed, "", 0.0, 0.0, expected_norm, digest, expected_dtype, local, whole)
+        return replace(row, data=local, expected=expected if rank == 0 else None)
     largest, norm = difference(local, take_local(expected, sbp, mesh, rank))
-    return Row(name, kind, claimed, "", largest, norm, expected_norm, digest, expected_dtype)
+    return replace(row, max_abs_error=largest, difference_norm=norm)
 
 
 def difference(actual: Array, expected: Array) -> tuple[float, float]:
@@ -151,12 +175,20 @@ def fingerprint(piece: Array) -> str:
     return hashlib.blake2b(label + piece.tobytes(), digest_size=8).hexdigest()
 
 
+def _pattern_of_zeros(piece: Array) -> str:
+    """Equal for equal places of the zeros; ``-`` where too few elements could be one thing or the other."""
+    zeros = piece == 0
+    count = int(np.count_nonzero(zeros))
+    return fingerprint(zeros) if min(count, piece.size - count) >= _TELLING_ZEROS else "-"
+
+
 def compare_all(
     observed: Mapping[str, Observed],
     expected: Mapping[str, Any],
     mesh: Mesh,
     rank: int,
     reached: bool,
+    random: bool = False,
 ) -> list[Row]:
     """The rows of one rank, in the reference's order.
 
@@ -168,9 +200,18 @@ def compare_all(
         if name not in observed and not reached:
             continue
         rows.append(
-            compare_piece(observed.get(name), name, due.kind, due.value, due.dtype, due.norm, mesh, rank)
+            compare_piece(
+                observed.get(name), name, due.kind, due.value, due.dtype, due.norm, mesh, rank, random
+            )
         )
     for name, extra in observed.items():
-        if name not in expected:
+        if name in expected:
+            continue
+        due = expected.get(extra.like) if extra.like is not None else None
+        if due is not None:
+            rows.append(
+                compare_piece(extra, name, due.kind, due.value, due.dtype, due.norm, mesh, rank, random)
+            )
+        else:
             rows.append(compare_piece(extra, name, extra.kind, None, "", 0.0, mesh, rank))
     return rows

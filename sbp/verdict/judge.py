@@ -9,7 +9,7 @@ from typing import Any
 
 from sbp.oracle.tolerance import relative_limit
 from sbp.placement import LayoutError, Mesh, reduce_partials, take_local
-from sbp.verdict.compare import Row, difference, parse_sbp_cached
+from sbp.verdict.compare import Row, difference, parse_mesh_cached, parse_sbp_cached
 
 _WRONG = {"value": "wrong value", "gradient": "wrong gradient", "state": "wrong state"}
 
@@ -35,6 +35,8 @@ class Finding:
     max_abs_error: float = 0.0
     relative_error: float = 0.0
     relation: str = ""
+    # The mesh of the claim, where it is not the trial's.
+    mesh: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As the results file has it; what is not a finite number is written as null or text."""
@@ -85,6 +87,8 @@ def judge_rows(rows_by_rank: Sequence[Sequence[Row]], mesh: Mesh) -> Judgement:
 
 def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[Finding], float]:
     first = rows[min(rows)]
+    if first.mesh is not None:
+        mesh = parse_mesh_cached(first.mesh)
     wrong = _WRONG[first.kind]
     everyone = len(rows) == mesh.size
 
@@ -111,7 +115,7 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
     limit = relative_limit(first.dtype)
     errors = {rank: (row.max_abs_error, row.difference_norm) for rank, row in rows.items()}
     sbp = parse_sbp_cached(first.claimed if first.claimed is not None else "B", mesh)
-    partial = any(placement.is_partial for placement in sbp)
+    partial = any(placement.is_partial for placement in sbp) and not first.zeros
     if partial:
         if not everyone or rows[0].expected is None:
             return [], 0.0  # some pieces of the sum are not known
@@ -124,6 +128,11 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
         errors = {
             rank: difference(reduced[rank], take_local(whole, sbp, mesh, rank)) for rank in range(mesh.size)
         }
+    if first.zeros:
+        repeated = _repeated_parts(rows, sbp, mesh)
+        if repeated:
+            relation = f"the random pattern of rank {repeated[0]} again{_on_ranks(repeated[1:], mesh.size)}"
+            return [Finding(wrong, name, repeated[1], repeated[1:], first.claimed, relation=relation)], 0.0
     scale = first.expected_norm or 1.0
     relative = {rank: norm / scale for rank, (_, norm) in errors.items()}
     off = tuple(rank for rank, error in relative.items() if not error <= limit)
@@ -137,9 +146,9 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
     overall = max(math.hypot(*(errors[rank][1] for rank in holders)) / scale, relative[worst])
     relation = ""
     if odd and not off:
-        relation = (
-            f"replicas are not the same bits{_on_ranks(odd, mesh.size)}, though each is right within rounding"
-        )
+        relation = f"replicas are not the same bits{_on_ranks(odd, mesh.size)}"
+        if not first.zeros:
+            relation += ", though each is right within rounding"
     finding = Finding(
         "ranks disagree" if odd else wrong,
         name,
@@ -149,6 +158,7 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
         errors[worst][0],
         overall,
         relation,
+        first.mesh,
     )
     return [finding], overall
 
@@ -164,6 +174,24 @@ def _odd_replicas(rows: dict[int, Row], sbp: Any, mesh: Mesh) -> tuple[int, ...]
         if row.digest != rows[first].digest:
             odd.append(rank)
     return tuple(odd)
+
+
+def _repeated_parts(rows: dict[int, Row], sbp: Any, mesh: Mesh) -> tuple[int, ...]:
+    """Ranks that hold different parts of a random result with zeros in the same places; the first one has them
+    first. Empty where there are none."""
+    axes = [axis for axis, placement in enumerate(sbp) if placement.kind == "B"]
+    seen: dict[str, int] = {}
+    for rank, row in rows.items():
+        first = next(member for member in mesh.ranks_along(axes, rank) if member in rows)
+        if row.zeros == "-":
+            continue
+        if first == rank and row.zeros in seen:
+            return (
+                seen[row.zeros],
+                *(other for other in rows if other >= rank and rows[other].zeros == row.zeros),
+            )
+        seen.setdefault(row.zeros, rank)
+    return ()
 
 
 def _on_ranks(ranks: tuple[int, ...], size: int) -> str:

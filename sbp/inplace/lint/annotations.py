@@ -47,6 +47,17 @@ ARRAY_ANNOTATIONS = frozenset({"Float", "Int", "Bool", "Shaped", "Num", "Complex
 
 def annotation_value(flow: Flow, node: ast.expr, frame: Frame) -> Value | None:
     """A value of the annotated type, or None when the annotation says nothing that helps."""
+    key = (id(node), frame.context)
+    try:
+        return flow.declared[key]
+    except KeyError:
+        pass
+    found = flow.declared[key] = read_annotation(flow, node, frame)
+    return found
+
+
+def read_annotation(flow: Flow, node: ast.expr, frame: Frame) -> Value | None:
+    """The same, from the syntax tree."""
     kind = type(node)
     if kind is ast.Name or kind is ast.Attribute:
         return simple(flow, node, frame)
@@ -61,7 +72,7 @@ def annotation_value(flow: Flow, node: ast.expr, frame: Frame) -> Value | None:
             return NONE_VALUE
         if isinstance(value, str):
             try:
-                return annotation_value(flow, ast.parse(value, mode="eval").body, frame)
+                return read_annotation(flow, ast.parse(value, mode="eval").body, frame)
             except (SyntaxError, ValueError):
                 return None
     return None

@@ -132,8 +132,9 @@ def call(flow: Flow, node: ast.Call, frame: Frame) -> Value:
     function = node.func
     base: Value | None = None
     if isinstance(function, ast.Attribute):
-        key = path_of(function)
-        stored = frame.names.get(key) if key is not None else None
+        stored = None
+        if frame.paths and type(function.value) is ast.Name:
+            stored = frame.names.get(f"{function.value.id}.{function.attr}")
         if stored is None:
             base = flow.value(function.value, frame)
         callee = stored
@@ -258,6 +259,13 @@ def distributed_inside(value: Value) -> Value | None:
     return None
 
 
+def holds_distributed(value: Value) -> bool:
+    """Whether a value is, holds, or belongs to something that is distributed."""
+    if value.level == CERTAIN or distributed_inside(value) is not None:
+        return True
+    return any(isinstance(ref, Instance) and ref.parallel for ref in value.refs)
+
+
 def alias_result(flow: Flow, site: Site, value: Value, node: ast.expr | None, **changes: Any) -> Value:
     """A view of a value, or the value itself: fresh only if nothing else refers to it after the statement."""
     marks = value.marks & ~PARAMETER
@@ -353,6 +361,10 @@ def run_function(
     if known is not None:
         return known
     declared = info.node.returns if not isinstance(info.node, ast.Lambda) else None
+    if flow.may_skip(info) and not any(holds_distributed(value) for value in frame.names.values()):
+        promised = annotation_value(flow, declared, frame) if declared is not None else None
+        if promised is not None or context < LIKELY:
+            return promised or UNKNOWN_VALUE
     if key in info.running or flow.depth >= MAX_DEPTH or len(info.results) >= MAX_CONTEXTS:
         if info.results and key not in info.running:
             return next(reversed(info.results.values()))
@@ -471,7 +483,7 @@ def instantiate(flow: Flow, site: Site, info: ClassInfo) -> Value:
                 flow.store_attribute(info, name, value.with_marks(drop=FRESH | BORROWED))
     else:
         init = info.method("__init__")
-        if init is not None and (flow.depth < 3 or not classes.is_module(info)):
+        if init is not None and not classes.is_module(info):
             call_function(flow, site, init, classes.instance_value(info))
     return classes.instance_value(info)
 
@@ -904,7 +916,7 @@ def mark_parallel(flow: Flow, site: Site, module: Value, node: ast.expr) -> None
     """The module that was parallelised is one from here on, under the name that it has."""
     key = path_of(node)
     if key is not None:
-        site.frame.names[key] = classes.parallelised(module)
+        site.frame.bind_path(key, classes.parallelised(module))
         if isinstance(node, ast.Attribute):
             base = flow.value(node.value, site.frame)
             for ref in base.refs:

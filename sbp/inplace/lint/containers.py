@@ -79,7 +79,7 @@ def store(flow: Flow, site: Site, base: Value, added: Value, receiver: ast.expr 
     else:
         empty = not base.items and base.element is None
         changed = base.replaced(items=None, element=added if empty else join(base.elements(), added))
-    site.frame.names[key] = changed
+    site.frame.bind_path(key, changed)
     if isinstance(receiver, ast.Attribute):
         owner = flow.value(receiver.value, site.frame)
         for ref in owner.refs:

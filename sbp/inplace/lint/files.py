@@ -21,7 +21,7 @@ SKIPPED_FOLDERS = frozenset(
 )
 # Below this, starting processes costs more than it gains.
 BYTES_FOR_PROCESSES = 1_500_000
-COLLECT_EVERY = 8_000_000
+COLLECT_EVERY = 64_000_000
 
 
 @dataclass(frozen=True)

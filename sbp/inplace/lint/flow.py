@@ -13,6 +13,7 @@ from typing import Any
 from sbp.inplace.lint import calls, classes, narrow
 from sbp.inplace.lint.annotations import annotation_value
 from sbp.inplace.lint.knowledge import BUILTINS, LOCAL_ATTRIBUTES, api, canonical, last
+from sbp.inplace.lint.reach import Reach
 from sbp.inplace.lint.scopes import (
     ClassInfo,
     ClassRef,
@@ -89,17 +90,22 @@ SYMBOLS: dict[type[ast.operator], str] = {
 class Flow:
     """The analysis of one file."""
 
-    def __init__(self, sources: frozenset[str] = frozenset()) -> None:
+    def __init__(self, reach: Reach, sources: frozenset[str] = frozenset(), thorough: bool = False) -> None:
+        self.reach = reach
         self.sources = sources
+        self.thorough = thorough
         self.writes = Writes()
         self.module = Frame({"__name__": TEXT_VALUE}, context=1)
         self.star_imports: list[str] = []
         self.classes: list[ClassInfo] = []
         self.functions: list[FunctionInfo] = []
+        self.created: list[FunctionInfo | ClassInfo] = []
+        self.declared: dict[tuple[int, int], Value | None] = {}
         self.steps = 0
         self.depth = 0
         self.preparing = 0
-        self.attributes_changed = False
+        self.changed: set[ClassInfo] = set()
+        self.changed_certain = False
         self.place = "the module"
         self.dropped: list[str] = []
         self.api = api()
@@ -211,7 +217,7 @@ class Flow:
         value = value.with_marks(drop=FRESH | BORROWED)
         key = path_of(target)
         if key is not None:
-            frame.names[key] = value
+            frame.bind_path(key, value)
         for ref in base.refs:
             if isinstance(ref, Instance) and ref.info is not None:
                 self.store_attribute(ref.info, name, value)
@@ -222,12 +228,30 @@ class Flow:
         merged = value if known is None else join(known, value)
         if known is None or not same(known, merged):
             info.attributes[name] = merged
-            if not self.preparing:
-                self.attributes_changed = True
+            if not self.preparing and tells_more(known, merged):
+                self.changed.add(info)
+                self.changed_certain |= merged.level == CERTAIN
+
+    def close(self) -> None:
+        """Let go of everything. Frames and functions refer to each other; without this, only the garbage
+        collector could free the syntax tree, and it would cost more than the analysis."""
+        for info in self.created:
+            info.__dict__.clear()
+        self.module.names.clear()
+        self.created.clear()
+        self.writes.records.clear()
+
+    def may_skip(self, info: FunctionInfo) -> bool:
+        """Whether a function neither writes nor makes a distributed tensor, so that only its result matters."""
+        if self.thorough or info.name == "__init__" or info.home is not self.module:
+            return False
+        node = id(info.node)
+        return node not in self.reach.wanted and node not in self.reach.sourced
 
     def forget_results(self) -> None:
         """Start the functions afresh; what is known of attributes stays."""
-        self.attributes_changed = False
+        self.changed = set()
+        self.changed_certain = False
         self.functions = [info for info in self.functions if info.home is self.module]
         self.classes = [info for info in self.classes if info.home is self.module or info.home.is_class]
         for function in self.functions:
@@ -289,7 +313,7 @@ class Flow:
         elif isinstance(target, ast.Attribute):
             key = path_of(target)
             if key is not None:
-                frame.names[key] = result.with_marks(drop=FRESH | BORROWED)
+                frame.bind_path(key, result.with_marks(drop=FRESH | BORROWED))
             base = self.value(target.value, frame)
             for ref in base.refs:
                 if isinstance(ref, Instance) and ref.info is not None:
@@ -420,8 +444,6 @@ class Flow:
         return True
 
     def run_end(self, node: ast.stmt, frame: Frame) -> bool:
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            self.value(node.exc, frame)
         return True
 
     def run_exit(self, node: ast.Break | ast.Continue, frame: Frame) -> bool:
@@ -497,6 +519,7 @@ class Flow:
         if frame is not self.module and not frame.is_class:
             self.release_captured(node, frame)
         self.functions.append(info)
+        self.created.append(info)
         return info
 
     def run_class(self, node: ast.ClassDef, frame: Frame) -> None:
@@ -509,6 +532,7 @@ class Flow:
                 info.attributes[name] = value
         frame.names[node.name] = Value(OBJECT_VALUE.kinds, refs=(ClassRef(info),))
         self.classes.append(info)
+        self.created.append(info)
 
     # ---------------------------------------------------------------- freshness
 
@@ -587,9 +611,8 @@ class Flow:
         return NUMBER_VALUE if kind in (float, complex) else OBJECT_VALUE
 
     def attribute(self, node: ast.Attribute, frame: Frame) -> Value:
-        key = path_of(node)
-        if key is not None:
-            known = frame.names.get(key)
+        if frame.paths and type(node.value) is ast.Name:
+            known = frame.names.get(f"{node.value.id}.{node.attr}")
             if known is not None:
                 return known
         base = self.value(node.value, frame)
@@ -812,9 +835,6 @@ class Flow:
         return function_value(self.define(node, "<lambda>", frame))
 
     def text(self, node: ast.JoinedStr, frame: Frame) -> Value:
-        for part in node.values:
-            if isinstance(part, ast.FormattedValue):
-                self.value(part.value, frame)
         return TEXT_VALUE
 
     def awaited(self, node: ast.Await, frame: Frame) -> Value:
@@ -855,6 +875,14 @@ def named(dotted: str) -> Value:
 def function_value(info: FunctionInfo) -> Value:
     """The value of a function of this file."""
     return Value(OBJECT_VALUE.kinds, refs=(FunctionRef(info),))
+
+
+def tells_more(known: Value | None, merged: Value) -> bool:
+    """Whether an attribute has to be looked at again: it may be a tensor, or a distributed one, and we did not
+    know; or we took it for anything, and it is no tensor."""
+    if merged.kinds & TENSOR:
+        return known is None or not known.kinds & TENSOR or merged.level > known.level
+    return known is None and not merged.kinds & UNKNOWN
 
 
 def is_basic_index(index: ast.expr, value: Value) -> bool:

@@ -42,7 +42,7 @@ SOURCE_WORDS = (
     | LOCAL_ATTRIBUTES
     | FULL_METHODS
     | MODULE_SOURCES
-    | {"placement", "placements", "device_mesh"}
+    | {"placement"}
 )
 
 # Methods whose names other types have too: alone they do not show that something is a tensor.

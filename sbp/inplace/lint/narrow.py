@@ -109,7 +109,7 @@ def change(flow: Flow, subject: ast.expr, frame: Frame, how: Callable[[Value], V
     value = flow.value(subject, frame)
     changed = how(value)
     if changed is not value:
-        frame.names[key] = changed
+        frame.bind_path(key, changed)
 
 
 def without(bit: int) -> Callable[[Value], Value]:

@@ -73,6 +73,12 @@ class Frame:
     outer_names: frozenset[str] = frozenset()
     walrus: dict[str, Value] = field(default_factory=dict)
     exits: list[dict[str, Value]] = field(default_factory=list)
+    paths: bool = False
+
+    def bind_path(self, path: str, value: Value) -> None:
+        """Remember a name, or an attribute of a name under ``name.attribute``."""
+        self.names[path] = value
+        self.paths = True
 
 
 @dataclass(eq=False)

@@ -83,13 +83,20 @@ class Value:
         marks = (self.marks | add) & ~drop
         if marks == self.marks:
             return self
-        return self.replaced(marks=marks)
+        return Value(
+            self.kinds, self.level, self.sure, self.why, marks, self.items, self.element, self.refs, self.const,
+            self.split,
+        )  # fmt: skip
 
     def replaced(self, **changes: Any) -> Value:
         """The same value with some fields changed."""
-        fields = {name: getattr(self, name) for name in Value.__slots__}
-        fields.update(changes)
-        return Value(**fields)
+        new = Value(
+            self.kinds, self.level, self.sure, self.why, self.marks, self.items, self.element, self.refs, self.const,
+            self.split,
+        )  # fmt: skip
+        for name, value in changes.items():
+            setattr(new, name, value)
+        return new
 
     def elements(self) -> Value:
         """What iterating over it or indexing it may give, as one value."""

@@ -48,6 +48,10 @@ class Job(Protocol):
     def drop_world(self) -> None: ...
 
 
+# How long the ranks may take to build a case, in seconds.
+_PATIENCE = 120.0
+
+
 class WorldError(RuntimeError):
     """No world of ranks could be made; nothing can be run."""
 
@@ -151,11 +155,13 @@ class Session:
         self.host = host
         self.timing = Timing()
         self.worlds = 0
+        self._prepared = ""
         job.on_new_world = self._make_world
 
     def _make_world(self, job: Job) -> None:
         """Have the fresh workers become one torch.distributed world."""
         self.worlds += 1
+        self._prepared = ""
         # The subject's own time-out is longer than the trial's deadline, which then decides alone.
         request = {"do": "open", "host": self.host, "timeout": self.timeout + 30}
         [opened] = job.call(request, 60, ranks=[0])
@@ -184,6 +190,7 @@ class Session:
 
     def _run_once(self, trial: Trial) -> Verdict:
         begin = time.monotonic()
+        self._prepare(trial)
         request = {"do": "trial", "trial": trial.to_dict()}
         replies = self.job.call(request, self.timeout, failed=lambda answer: "error" in answer)
         verdict = self._judge(trial, replies)
@@ -192,6 +199,14 @@ class Session:
         seconds = time.monotonic() - begin
         self.timing.wall += seconds
         return replace(verdict, seconds=seconds)
+
+    def _prepare(self, trial: Trial) -> None:
+        """Have the ranks build the case and its reference first: what that takes (a database to import, a large
+        model) is not the subject's time. What goes wrong here goes wrong again in the trial, and is judged there."""
+        case = f"{trial.suite}/{trial.case}/{trial.kind}/{sorted(trial.options.items())}/{trial.dtype}"
+        if case != self._prepared:
+            self.job.call({"do": "prepare", "trial": trial.to_dict()}, max(self.timeout, _PATIENCE))
+            self._prepared = case
 
     def _judge(self, trial: Trial, replies: Sequence[Reply]) -> Verdict:
         mesh = parse_mesh(trial.mesh)

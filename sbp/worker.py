@@ -89,6 +89,10 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------- trials
 
+    def do_prepare(self, request: Mapping[str, Any]) -> None:
+        """Build a trial's case and reference, so that the trial itself need not."""
+        self._case(Trial.from_dict(request["trial"]))
+
     def do_trial(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run one trial. The answer holds the rows, the subject's and the harness's seconds, and the error that
         the subject raised, if any."""

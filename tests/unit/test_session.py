@@ -87,7 +87,7 @@ def ok(number: int = 1, scale: float = 1.0) -> list[Reply]:
 def test_a_right_trial_passes_without_a_second_question() -> None:
     job = PlayedJob(ok)
     verdict = Session(job, 5).run(TRIAL)
-    assert (verdict.verdict, verdict.findings, job.calls) == ("pass", [], ["trial"])
+    assert (verdict.verdict, verdict.findings, job.calls) == ("pass", [], ["prepare", "trial"])
 
 
 def test_a_wrong_one_is_explained() -> None:
@@ -107,7 +107,7 @@ def test_refused_on_every_rank_is_no_failure_and_the_world_is_asked_whether_it_i
     job = PlayedJob(lambda _: [Reply(rank, value=answer(rank, error=REFUSAL)) for rank in range(4)])
     verdict = Session(job, 5).run(TRIAL)
     assert verdict.verdict == "refused" and not verdict.failed
-    assert job.calls == ["trial", "barrier"] and job.dropped == 0
+    assert job.calls == ["prepare", "trial", "barrier"] and job.dropped == 0
     job.barrier = "raised"
     Session(job, 5).run(TRIAL)
     assert job.dropped == 1

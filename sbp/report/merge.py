@@ -21,8 +21,10 @@ class MergeError(ValueError):
     """Files that do not belong together; one line that says which and why."""
 
 
-def merge(parts: Sequence[Results]) -> Results:
+def merge(parts: Sequence[Results], whole: bool = True) -> Results:
     """One Results of several. It is complete when every part is, and no shard is missing.
+
+    ``whole``: whether all shards must be there; not so when runs of one shard in several worlds are put together.
 
     Shards come in the order of their numbers, other files in the order given. Raises MergeError where the versions
     or the seeds differ, or a trial has two different verdicts.
@@ -53,15 +55,16 @@ def merge(parts: Sequence[Results]) -> Results:
         tuple(run for part in parts for run in part.runs),
         verdicts,
         tuple(item for part in parts for item in part.inplace),
-        _summary(parts, verdicts, repeated),
+        _summary(parts, verdicts, repeated, whole),
         any(part.torn for part in parts),
         sum((Counter(part.unread) for part in parts), Counter()),
     )
 
 
-def _summary(parts: Sequence[Results], verdicts: Sequence[Any], repeated: int) -> Summary | None:
+def _summary(parts: Sequence[Results], verdicts: Sequence[Any], repeated: int, whole: bool) -> Summary | None:
     problems = [f"{part.name}: {problem}" for part in parts for problem in part.problems]
-    problems += missing_shards([run for part in parts for run in part.runs])
+    if whole:
+        problems += missing_shards([run for part in parts for run in part.runs])
     summaries = [part.summary for part in parts if part.summary is not None]
     if not summaries:
         return None
@@ -84,18 +87,19 @@ def _shard(run: Run) -> tuple[int, int]:
 
 
 def missing_shards(runs: Iterable[Run]) -> list[str]:
-    """What is missing, in a line for each number of shards."""
-    seen: dict[int, set[int]] = {}
+    """What is missing, in a line for each size of the world that was divided into shards."""
+    seen: dict[tuple[int | None, int], set[int]] = {}
     for run in runs:
         number, count = _shard(run)
         if count:
-            seen.setdefault(count, set()).add(number)
+            seen.setdefault((run.world_size, count), set()).add(number)
     lines = []
-    for count, numbers in seen.items():
+    for (world, count), numbers in seen.items():
         missing = [number for number in range(1, min(count, 10_000) + 1) if number not in numbers]
         if missing:
             words = ", ".join(map(str, missing[:20])) + (" ..." if len(missing) > 20 else "")
-            lines.append(f"shard {words} of {count} is missing")
+            ranks = f" on {world} ranks" if len(seen) > 1 else ""
+            lines.append(f"shard {words} of {count}{ranks} is missing")
     return lines
 
 
@@ -151,6 +155,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="shard-1.jsonl shard-2.jsonl ...")
     parser.add_argument(
+        "--part", action="store_true", help="these are of one shard: do not ask for the others"
+    )
+    parser.add_argument(
         "-o", "--output", required=True, metavar="FILE", help="where the whole goes: -o all.jsonl"
     )
     return parser
@@ -163,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if any(_same_file(options.output, path) for path in options.results):
             raise MergeError(f"{options.output} is one of the files to merge; write to another")
-        results = merge([read(path) for path in options.results])
+        results = merge([read(path) for path in options.results], whole=not options.part)
         with opened_for_writing(options.output) as file:
             write(results, file)
     except BrokenPipeError:

@@ -137,7 +137,11 @@ class _Relay:
         if answer is not None:
             return answer
         worker = self.supervisor.worker
-        stack = worker.stack() if worker is not None else ""
+        stack = ""
+        if worker is not None:
+            if status == "hang" and worker.computes():
+                message += ", it was still computing"
+            stack = worker.stack()
         self.supervisor.drop_worker()
         return self._ended(status, message, stack)
 

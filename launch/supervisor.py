@@ -5,6 +5,7 @@ A supervisor imports no torch, so nothing that a trial does can take it down wit
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -52,7 +53,8 @@ class Settings:
             removed at the end.
         waiting_files: parts of file names; a worker whose innermost Python frames are in such a file waits for
             other ranks.
-        grace: how many seconds the other ranks get once one has failed.
+        grace: how many seconds the other ranks get at the most once one has failed. Those that wait for it in a
+            collective are stopped at once in any case; without a limit, those that compute get their full time.
     """
 
     entry: str
@@ -64,7 +66,7 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict)
     output_directory: str | None = None
     waiting_files: tuple[str, ...] = ("/torch/distributed/",)
-    grace: float = 2.0
+    grace: float = math.inf
 
 
 class WarmFailure(RuntimeError):
@@ -326,6 +328,13 @@ class Worker:
         if self._watched is None or self._watched[1] != current:
             self._watched, self._idle_since = (now, current), now
         return now - (self._idle_since or now)
+
+    def computes(self) -> bool:
+        """Whether it uses the processor at this moment; looks for a twentieth of a second."""
+        before = activity(self.pid)
+        time.sleep(0.05)
+        after = activity(self.pid)
+        return before is not None and after is not None and (after.state == "R" or after != before)
 
     def forget_idleness(self) -> None:
         """A new request begins."""

@@ -79,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="how many placements of a case",
     )
     add("--budget", metavar="TIME", help="stop starting trials after this long: --budget 60s, 5m, 1h")
-    add("--timeout", metavar="TIME", default="20s", help="a trial's deadline: --timeout 20s (the default)")
+    add("--timeout", metavar="TIME", default="60s", help="a trial's deadline: --timeout 60s (the default)")
     add("--known", metavar="FILE|none", help="known failures: --known my.toml (default: those that ship)")
     add("--results", metavar="FILE", help="write the verdicts as JSON lines: --results results.jsonl")
     add(

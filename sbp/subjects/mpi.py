@@ -48,11 +48,13 @@ def connect(rank: int, size: int, store: Any, host: str) -> None:
     """Start the process manager (on the first rank) and have MPI find it in this process's environment."""
     if rank == 0:
         with socket.create_server((host, 0)) as listener:
-            # It stays in this worker's process group, so it ends with it.
+            words = [str(listener.fileno()), str(size), str(os.getpid())]
+            # In a session of its own: where this worker is killed, it still tidies up, and ends by itself.
             subprocess.Popen(
-                [sys.executable, "-m", "sbp.subjects.pmi", str(listener.fileno()), str(size)],
+                [sys.executable, "-m", "sbp.subjects.pmi", *words],
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
             store.set(_KEY, str(listener.getsockname()[1]))
     client = socket.create_connection((host, int(store.get(_KEY))))

@@ -20,14 +20,14 @@ class PieceCache:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._pieces: OrderedDict[tuple[str, str, str, str], torch.Tensor] = OrderedDict()
+        self._pieces: OrderedDict[tuple[str, str, str, str, torch.dtype], torch.Tensor] = OrderedDict()
 
     def piece(self, case: str, name: str, full: torch.Tensor, sbp_text: str, mesh: Mesh) -> torch.Tensor:
         """A fresh copy of this rank's piece of ``full``, on its device.
 
         Raises PlacementError where the placement does not fit the tensor.
         """
-        key = (case, name, sbp_text, str(mesh))
+        key = (case, name, sbp_text, str(mesh), full.dtype)
         kept = self._pieces.get(key)
         if kept is None:
             sbp = parse_sbp(sbp_text, mesh)

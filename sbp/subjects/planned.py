@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,9 @@ class PlannedSubject(ParallelSubject):
     def _make_parallel(self, program: Program, case: Case, grid: Grid) -> tuple[Parallel, Callable[..., Any]]:
         module = copy_reference(program)
         assert case.plan is not None
-        parallel = as_parallel(case.plan(module, grid.device_mesh), module, f"the plan of case {case.name}")
+        with without_ddp_log():
+            made = case.plan(module, grid.device_mesh)
+        parallel = as_parallel(made, module, f"the plan of case {case.name}")
         self.parallel = parallel
         self._names: dict[str, str] = {}
         if isinstance(parallel.module, torch.nn.Module):
@@ -170,6 +173,21 @@ class PlannedSubject(ParallelSubject):
             if self.rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)
         return local, new_optimizer, new_scheduler
+
+
+@contextmanager
+def without_ddp_log() -> Iterator[None]:
+    """Under TORCH_DISTRIBUTED_DEBUG=DETAIL, DDP's note of how it was made takes the checking wrapper of gloo for gloo
+    itself and dies (c10d::Logger::set_env_variables, torch 2.13). Nothing but that note is left out."""
+    if dist.get_debug_level() != dist.DebugLevel.DETAIL:
+        yield
+        return
+    before = dist.Logger.set_construction_data_and_log
+    dist.Logger.set_construction_data_and_log = lambda *_: None
+    try:
+        yield
+    finally:
+        dist.Logger.set_construction_data_and_log = before
 
 
 def aliases(program: Program) -> dict[str, str]:

@@ -16,11 +16,13 @@ import symtable
 from sbp.inplace.lint import calls, classes
 from sbp.inplace.lint.findings import Finding, unreadable
 from sbp.inplace.lint.flow import Flow
-from sbp.inplace.lint.knowledge import ENTRY_METHODS, SOURCE_WORDS, last
+from sbp.inplace.lint.knowledge import ENTRY_METHODS, FACTORIES, SOURCE_WORDS, last
 from sbp.inplace.lint.reach import Reach, makes_inplace_modules, may_write
 from sbp.inplace.lint.scopes import ClassInfo, FunctionInfo
 from sbp.inplace.lint.values import LIKELY, PLAIN
 
+# Ways to name the module whose zeros(), randn() and the like make distributed tensors.
+FACTORY_TEXTS = ("distributed.tensor", "distributed._tensor", "distributed import")
 ENTRIES = re.compile(r"def\s+(?:" + "|".join(sorted(ENTRY_METHODS)) + r")\b")
 
 
@@ -53,6 +55,8 @@ def source_words(text: str, sources: frozenset[str]) -> list[str]:
     words = [word for word in SOURCE_WORDS if word in text]
     if words == ["placement"] and "sbp" not in text:
         words = []
+    if any(module in text for module in FACTORY_TEXTS):
+        words += [word for word in FACTORIES if word in text]
     return words + [last(name) for name in sources if last(name) in text]
 
 

@@ -72,9 +72,12 @@ def read_annotation(flow: Flow, node: ast.expr, frame: Frame) -> Value | None:
             return NONE_VALUE
         if isinstance(value, str):
             try:
-                return read_annotation(flow, ast.parse(value, mode="eval").body, frame)
+                parsed = ast.parse(value, mode="eval").body
             except (SyntaxError, ValueError):
                 return None
+            # The answers are remembered by the identity of nodes, so these have to live as long.
+            flow.parsed.append(parsed)
+            return read_annotation(flow, parsed, frame)
     return None
 
 

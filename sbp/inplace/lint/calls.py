@@ -164,7 +164,12 @@ def call_value(flow: Flow, site: Site, callee: Value) -> Value:
     for ref in callee.refs:
         found = call_ref(flow, site, ref, callee)
         result = found if result is None else join(result, found)
-    return unknown_call(flow, site) if result is None else result
+    if result is None:
+        return unknown_call(flow, site)
+    if callee.kinds & UNKNOWN:
+        # It may be something else too: a parameter of which only the default is known.
+        report_unknown_inplace(flow, site)
+    return result
 
 
 def call_ref(flow: Flow, site: Site, ref: Any, callee: Value) -> Value:
@@ -832,6 +837,8 @@ def call_name(flow: Flow, site: Site, dotted: str) -> Value:
     found = source_call(flow, site, dotted, name)
     if found is not None:
         return found
+    if name == "checkpoint" and site.arguments:
+        return checkpointed(flow, site)
     if name == "local_map" and site.arguments:
         keep(flow, site)
         return mapped_locally(site.arguments[0])
@@ -1249,6 +1256,15 @@ def wrapper(flow: Flow, site: Site, dotted: str) -> Value:
     if any(isinstance(ref, (FunctionRef, ClassRef, Instance)) for ref in first.refs):
         return first
     return UNKNOWN_VALUE
+
+
+def checkpointed(flow: Flow, site: Site) -> Value:
+    """``checkpoint(f, x)``: f is called with the rest."""
+    arguments = site.node.args
+    if len(arguments) < 2 or any(type(argument) is ast.Starred for argument in arguments):
+        return unknown_call(flow, site)
+    node = ast.copy_location(ast.Call(arguments[0], arguments[1:], []), site.node)
+    return call_value(flow, Site(node, site.arguments[1:], {}, site.frame), site.arguments[0])
 
 
 def mapped_locally(first: Value) -> Value:

@@ -74,6 +74,20 @@ from sbp.inplace.lint.writes import (
 )
 
 # Enough for the longest model files; a file that needs more is cut short rather than followed for minutes.
+# What is imported from these is no tensor that somebody made.
+KNOWN_LIBRARIES = (
+    "torch",
+    "builtins.",
+    "numpy",
+    "math",
+    "functools",
+    "typing",
+    "os",
+    "sys",
+    "copy",
+    "operator",
+)
+
 # Before a name in ``Flow.dropped``: its value may have been kept somewhere.
 FOR_GOOD = "!"
 
@@ -101,6 +115,7 @@ class Flow:
         self.functions: list[FunctionInfo] = []
         self.created: list[FunctionInfo | ClassInfo] = []
         self.declared: dict[tuple[int, int], Value | None] = {}
+        self.parsed: list[ast.expr] = []
         self.steps = 0
         self.depth = 0
         self.preparing = 0
@@ -361,6 +376,7 @@ class Flow:
         """A loop body may run again on what it left: run it twice when the first time changed something."""
         repeats = 2 if frame.loops < 2 else 1
         before = frame.names
+        broken: list[dict[str, Value]] = []
         frame.loops += 1
         for _ in range(repeats):
             frame.names = dict(before)
@@ -374,8 +390,11 @@ class Flow:
             outer_exits, frame.exits = frame.exits, []
             ended = self.run(node.body, frame)
             after = before if ended else joined_names(before, frame.names)
-            for names in frame.exits:
-                after = joined_names(after, names)
+            for names, left in frame.exits:
+                if left:
+                    broken.append(names)
+                else:
+                    after = joined_names(after, names)
             frame.exits = outer_exits
             changed = any(
                 name not in before or not same(before[name], value) for name, value in after.items()
@@ -386,6 +405,9 @@ class Flow:
         frame.loops -= 1
         frame.names = before
         self.run(node.orelse, frame)
+        for names in broken:
+            # `break` passes `else` by.
+            frame.names = joined_names(frame.names, names)
 
     def run_with(self, node: ast.With | ast.AsyncWith, frame: Frame) -> bool:
         for item in node.items:
@@ -447,7 +469,7 @@ class Flow:
         return True
 
     def run_exit(self, node: ast.Break | ast.Continue, frame: Frame) -> bool:
-        frame.exits.append(frame.names)
+        frame.exits.append((frame.names, type(node) is ast.Break))
         return True
 
     def run_assert(self, node: ast.Assert, frame: Frame) -> None:
@@ -869,7 +891,9 @@ class Flow:
 
 def named(dotted: str) -> Value:
     """The value of an imported or built-in name."""
-    return Value(OBJECT_VALUE.kinds | UNKNOWN, refs=(NameRef(canonical(dotted)),))
+    dotted = canonical(dotted)
+    known = dotted.startswith(KNOWN_LIBRARIES)
+    return Value(OBJECT_VALUE.kinds if known else OBJECT_VALUE.kinds | UNKNOWN, refs=(NameRef(dotted),))
 
 
 def function_value(info: FunctionInfo) -> Value:

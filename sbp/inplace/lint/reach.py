@@ -186,8 +186,8 @@ class Reach:
                 ]
             names = wanted_names(added)
             lines = sorted({self.line(offset) for offset in offsets})
-            for node, owner in self.loose:
-                if any_between(lines, node.lineno, node.end_lineno or node.lineno):
+            for first, last_line, node, owner in self.loose:
+                if any_between(lines, first, last_line):
                     names |= bound_names(node, owner)
             names -= seen
             if not names:
@@ -229,29 +229,42 @@ def functions_of(body: Iterable[ast.stmt], owner: ast.ClassDef | None) -> Iterat
                 yield from functions_of(handler.body, owner)
 
 
-def loose_statements(
-    body: Iterable[ast.stmt], owner: ast.ClassDef | None
-) -> Iterator[tuple[ast.stmt, ast.ClassDef | None]]:
-    """Statements of the module and of its classes, outside functions, with the class that they stand in."""
+class Loose(NamedTuple):
+    """A statement of the module or of a class, outside functions: its own lines, and the class."""
+
+    first: int
+    end: int
+    node: ast.stmt
+    owner: ast.ClassDef | None
+
+
+def loose_statements(body: Iterable[ast.stmt], owner: ast.ClassDef | None) -> Iterator[Loose]:
+    """The statements outside functions; those that hold others count with their head only."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield from loose_statements(node.body, node)
-        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom)):
-            yield node, owner
+        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)):
+            yield Loose(node.lineno, node.body[0].lineno, node, owner)
+            yield from loose_statements(node.body, owner)
+            yield from loose_statements(getattr(node, "orelse", ()), owner)
+            for handler in getattr(node, "handlers", ()):
+                yield from loose_statements(handler.body, owner)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield Loose(node.lineno, node.end_lineno or node.lineno, node, owner)
 
 
 def bound_names(node: ast.stmt, owner: ast.ClassDef | None) -> set[str]:
     """The names that a statement outside functions may bind: through them, what it mentions is reached."""
-    if isinstance(node, ast.Expr):
-        found = set()
-    elif isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
-        found = {target.id for target in node.targets if isinstance(target, ast.Name)}
-    else:
-        found = {
-            inner.id
-            for inner in ast.walk(node)
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-        }
+    targets: list[ast.expr] = []
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname for alias in node.names if alias.asname is not None}
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.For)):
+        targets = [node.target]
+    elif isinstance(node, ast.With):
+        targets = [item.optional_vars for item in node.items if item.optional_vars is not None]
+    found = {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
     return found if owner is None else found | {owner.name}
 
 

@@ -72,7 +72,7 @@ class Frame:
     loops: int = 0
     outer_names: frozenset[str] = frozenset()
     walrus: dict[str, Value] = field(default_factory=dict)
-    exits: list[dict[str, Value]] = field(default_factory=list)
+    exits: list[tuple[dict[str, Value], bool]] = field(default_factory=list)
     paths: bool = False
 
     def bind_path(self, path: str, value: Value) -> None:

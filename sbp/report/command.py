@@ -143,9 +143,11 @@ def report(options: argparse.Namespace) -> int:
 
 def is_whole(results: Results) -> bool:
     """Whether nothing was deselected, so that a known failure that is not there is really gone."""
-    return (
-        results.complete and bool(results.runs) and all(run.raw.get("whole") is True for run in results.runs)
-    )
+    if results.summary is None or not results.complete or results.summary.stopped:
+        return False
+    if results.summary.raw.get("whole") is True:
+        return True
+    return bool(results.runs) and all(run.raw.get("whole") is True for run in results.runs)
 
 
 def output_paths(options: argparse.Namespace) -> dict[str, str]:

@@ -112,7 +112,7 @@ def annotations_of(results: Results, stale: Sequence[str] = (), strict: bool = F
         path, line = (origin.file, origin.line) if origin and origin.file else ("", None)
         found.append(Annotation("error", "\n".join(lines), title, path, line))
     for item in results.inplace:
-        if item.outcome in ("changed placement", "lost", "wrong value") and item.file:
+        if item.is_fault and item.file:
             words = f"{item.source or item.operator}: {item.outcome} {item.placements}".rstrip()
             found.append(Annotation("warning", words, "sbp: in-place operation", item.file, item.line))
     level = "error" if strict else "warning"

@@ -24,7 +24,7 @@ from sbp._version import __version__
 from sbp.oracle.tolerance import relative_limit
 from sbp.report.diff import STATES, Diff, compare
 from sbp.report.junit import describe_finding
-from sbp.report.results import Finding, Results, Verdict, group_failures
+from sbp.report.results import INPLACE_FAULTS, Finding, Inplace, Results, Verdict, group_failures
 from sbp.words import FAILURES, HARMLESS, WORDS
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -48,6 +48,7 @@ LETTERS = {
 
 # The page is to stay under 2 MB: less detail goes in, step by step, until it does.
 MOST_BYTES = 1_900_000
+_MOST_INPLACE = 2_000
 _DETAIL = (
     {"text": 6_000, "noise": 8, "errors": None},
     {"text": 1_500, "noise": 3, "errors": 400},
@@ -158,6 +159,7 @@ def encode(results: Results, diff: Diff | None, detail: Mapping[str, Any]) -> di
         more = _more(verdict, detail["text"], number in full)
         if more:
             sparse["more"][number] = more
+    inplace = sorted((item for item in results.inplace if item.listed), key=_gravity)
     data: dict[str, Any] = {
         "words": list(WORDS),
         "failures": list(FAILURES),
@@ -167,8 +169,8 @@ def encode(results: Results, diff: Diff | None, detail: Mapping[str, Any]) -> di
         "cases": [case.encoded(texts) for case in cases.values()],
         **columns,
         **sparse,
-        "inplace": [_inplace(item) for item in results.inplace[:2_000]],
-        "inplaceLeft": max(len(results.inplace) - 2_000, 0),
+        "inplace": [_inplace(item) for item in inplace[:_MOST_INPLACE]],
+        "inplaceLeft": max(len(inplace) - _MOST_INPLACE, 0),
         "limits": {dtype: relative_limit(dtype) for dtype in sorted({verdict.dtype for verdict in verdicts})},
         "cut": detail is not _DETAIL[0],
     }
@@ -290,7 +292,17 @@ def _with_full_errors(verdicts: Sequence[Verdict], most: int | None) -> set[int]
     return {numbers[id(verdict)] for verdict in [*first, *having][:most]}
 
 
-def _inplace(item: Any) -> list[Any]:
+def _gravity(item: Inplace) -> tuple[int, str, int]:
+    """The gravest first, then by place."""
+    order = (
+        INPLACE_FAULTS.index(item.outcome)
+        if item.is_fault
+        else len(INPLACE_FAULTS) + (item.outcome == "safe")
+    )
+    return order, item.file, item.line or 0
+
+
+def _inplace(item: Inplace) -> list[Any]:
     return [
         item.file,
         item.line,

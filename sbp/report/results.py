@@ -22,6 +22,9 @@ FORMAT = 1
 
 OK, FAILED, INCOMPLETE = 0, 1, 3
 
+# The outcomes of an in-place write that are silent faults, the gravest first.
+INPLACE_FAULTS = ("lost", "changed placement", "wrong value")
+
 # The two marks that turn a case's name into its module's or operator's: Linear(8,12):4x8 and Linear-0:train.
 _CASE_DETAIL = re.compile(r"(?<=.)[(\-:].*", re.DOTALL)
 
@@ -142,7 +145,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Inplace:
-    """One mutation of a distributed tensor that the watch saw."""
+    """A write to a distributed tensor, as the watch saw it; see sbp.inplace.records for the words.
+
+    ``family`` is the known part of torch that wrote (``optimizer``, ``nn.init``); empty for the user's own writes.
+    """
 
     file: str = ""
     line: int | None = None
@@ -154,7 +160,18 @@ class Inplace:
     message: str = ""
     count: int = 1
     trial: str = ""
+    family: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is silently wrong."""
+        return self.outcome in INPLACE_FAULTS
+
+    @property
+    def listed(self) -> bool:
+        """Whether a report names it: what a known part of torch did rightly is left out."""
+        return not self.family or self.is_fault
 
 
 @dataclass(frozen=True)
@@ -565,6 +582,7 @@ def _read_inplace(fields: _Fields, line: int) -> Inplace:
         fields.text("message"),
         1 if fields.data.get("count") is None else fields.count("count"),
         fields.text("trial"),
+        fields.text("family"),
         fields.data,
     )
 

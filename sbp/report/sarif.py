@@ -269,6 +269,7 @@ _OUTCOMES = {
     "changed placement": ("error", "An in-place operation changed the placement of a distributed tensor."),
     "lost": ("error", "An in-place write to a distributed tensor was lost."),
     "wrong value": ("error", "An in-place operation gave another result than its out-of-place form."),
+    "error": ("warning", "An in-place operation on a distributed tensor raised an error from deep inside."),
     "refused": ("note", "An in-place operation on a distributed tensor was refused."),
     "bypassed": ("warning", "A write went past the distributed tensor, to its local piece."),
 }
@@ -285,7 +286,7 @@ def results_to_sarif(
     rules: dict[str, Rule] = {}
     found: list[Result] = []
     for item in results.inplace:
-        if item.outcome in _FINE or not item.file:
+        if item.outcome in _FINE or not item.file or not item.listed:
             continue
         rule = _inplace_rule(item.outcome)
         rules[rule.id] = rule

@@ -6,11 +6,16 @@ import json
 import math
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sbp.report.github import annotate, annotations_of
+from sbp.report.html import results_to_html
+from sbp.report.junit import results_to_junit
+from sbp.report.markdown import results_to_markdown
 from sbp.report.results import (
     ResultsError,
     Run,
@@ -20,6 +25,8 @@ from sbp.report.results import (
     read_records,
     short_name,
 )
+from sbp.report.sarif import results_to_sarif
+from sbp.report.text import results_to_text
 
 
 def test_reads_what_a_run_writes(synthetic, results_file):
@@ -229,19 +236,36 @@ json_values = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=80)
 @given(data=st.data())
-def test_any_value_in_any_field_is_read_or_refused_in_one_line(tmp_path, synthetic, data):
+def test_any_value_in_any_field_is_reported_or_refused_in_one_line(tmp_path, synthetic, data):
     records = synthetic.make_records(3)
+    records[1].update(
+        verdict="error", error={"type": "E", "message": "m", "traceback": "t", "stacks": {"0": "s"}}
+    )
+    finding = {"quantity": "q", "verdict": "error", "rank": 0, "ranks": [0], "claimed": "B", "expected": "P"}
+    finding.update(max_abs_error=1.0, relative_error=1.0, relation="r", detail="d")
+    records[1].update(findings=[finding], origin={"file": "a.py", "line": 1, "module": "m", "operator": "o"})
     record = data.draw(st.sampled_from(records))
+    inner = [value for value in record.values() if isinstance(value, dict) and value] + record.get(
+        "findings", []
+    )
+    record = data.draw(st.sampled_from([record, *inner]))
     key = data.draw(st.sampled_from(sorted(record)))
     record[key] = data.draw(json_values)
     path = synthetic.write(tmp_path / "r.jsonl", json.loads(json.dumps(records)))
     try:
-        message = f"{len(read(path).verdicts)} verdicts"
+        results = read(path)
     except ResultsError as error:
-        message = str(error)
-    assert "\n" not in message
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    ET.fromstring(results_to_junit(results).encode())
+    json.dumps(results_to_sarif(results, "1"), allow_nan=False)
+    for line in annotate(annotations_of(results)):
+        assert "\n" not in line
+    assert results_to_markdown(results)
+    assert "\x1b" not in results_to_text(results)
+    assert results_to_html(results, results).startswith("<!doctype html>")
 
 
 def test_short_name():

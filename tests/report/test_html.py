@@ -139,16 +139,16 @@ def test_20000_verdicts_in_2_megabytes(large):
 
 
 def test_long_tracebacks_do_not_make_the_page_long(synthetic, tmp_path):
-    records = synthetic.make_records(3000)
+    records = synthetic.make_records(900)
     rng = __import__("random").Random(0)
-    for record in records[1:2900]:
-        noise = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=6000))
+    for record in records[1:800]:
+        noise = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9000))
         record.update(verdict="error", findings=[])
         record["error"] = {"type": "E", "message": "m", "traceback": noise, "stacks": {"0": noise}}
     page = results_to_html(read(synthetic.write(tmp_path / "r.jsonl", records)))
     assert len(page.encode()) < 2_000_000
     data = data_of(page)
-    assert len(data["verdict"]) == 3000
+    assert len(data["verdict"]) == 900
     assert data["cut"] is True
 
 
@@ -533,10 +533,19 @@ def test_an_incomplete_run_and_an_empty_one(browser, synthetic, tmp_path):
 
 
 def test_20000_verdicts_are_quick(browser, large):
+    """Measured against the sorting of 300,000 numbers in the same page, about 0.1 s on an idle core, so that a busy
+    machine does not decide."""
     browser.open(large[1])
-    times = browser.run(
-        "(() => { const times = []; for (const q of ['', 'linear', 'running']) { const begin = performance.now();"
-        "sbpApp.filters.set({q}); sbpApp.refresh(); times.push(performance.now() - begin); } return times; })()"
-    )
-    print([round(time) for time in times], "ms")
-    assert max(times) < 3000, "generous, for a machine that does other work too"
+    script = """(() => {
+      const best = (work) => Math.min(...[1, 2, 3].map(() => {
+        const begin = performance.now(); work(); return performance.now() - begin;
+      }));
+      const numbers = Float64Array.from({length: 300000}, Math.random);
+      const yardstick = best(() => Array.from(numbers).sort((one, other) => one - other));
+      const refresh = (q) => best(() => { sbpApp.filters.lastKey = ''; sbpApp.filters.set({q}); sbpApp.refresh(); });
+      return {yardstick, all: refresh(''), linear: refresh('linear'), running: refresh('running')};
+    })()"""
+    times = browser.run(script)
+    print({name: round(time) for name, time in times.items()}, "ms")
+    yardstick = times.pop("yardstick")
+    assert max(times.values()) < 8 * yardstick

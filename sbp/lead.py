@@ -16,7 +16,6 @@ from typing import Any
 
 import launch
 from sbp._version import __version__
-from sbp.case import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
 from sbp.known import Known, KnownError, Usage, describe_stale, load_known
 from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
 from sbp.report import results
@@ -26,6 +25,7 @@ from sbp.select import SelectionError, compile_expression
 from sbp.session import Session, Verdict, WorldError, planned_trials
 from sbp.suites import MODULES, is_users
 from sbp.terminal import Progressing, make_console, print_failures, print_summary, print_table
+from sbp.trial import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
 
 OLDEST_TORCH = (2, 9)
 SUBJECTS = ("dtensor",)

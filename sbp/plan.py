@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from sbp.case import stable_seed
 from sbp.placement import SBP, B, Mesh, P, S, show
+from sbp.trial import stable_seed
 
 
 @dataclass(frozen=True)

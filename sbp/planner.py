@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sbp.case import Trial, stable_seed
 from sbp.placement import PlacementError, parse_mesh
 from sbp.plan import PlanOptions
 from sbp.select import SelectionError, compile_expression, matches_target, suggest
 from sbp.suites import MODULES, Suite, SuiteError, find_suite, is_users, skipped_cases
+from sbp.trial import Trial, stable_seed
 
 # How many trials of a case come in the first pass, when the time is bounded: the most telling ones come first, and
 # each pass takes twice as many.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from sbp.case import Trial
 from sbp.placement import Array, parse_mesh
+from sbp.trial import Trial
 from sbp.verdict.compare import Row
 from sbp.verdict.judge import Finding, Judgement, judge_rows
 from sbp.verdict.relation import describe_difference

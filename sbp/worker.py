@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from sbp.case import Trial, stable_seed
 from sbp.oracle.reference import Reference, compute_reference
 from sbp.placement import parse_mesh
 from sbp.program import Program
@@ -27,6 +26,7 @@ from sbp.subjects.dtensor import DTensorSubject, is_refusal
 from sbp.subjects.mpi import expect_mpi
 from sbp.subjects.parallel import ParallelSubject
 from sbp.suites import find_suite
+from sbp.trial import Trial, stable_seed
 from sbp.verdict.compare import Observed, compare_all
 
 _KEPT_REFERENCES = 64

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sbp.case import stable_seed
 from sbp.execute import MakeOptimizer, Quantity, execute
 from sbp.numbers import draw_normal
 from sbp.program import Program, replace_tensors, to_numpy
+from sbp.trial import stable_seed
 
 
 @dataclass(frozen=True)

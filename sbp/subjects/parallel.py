@@ -333,6 +333,14 @@ class ParallelSubject:
         # The parallel module of the run, for whoever wants to look into it.
         self.parallel: Parallel | None = None
         self.grid: Grid | None = None
+        self._mesh: Mesh | None = None
+
+    def note(self, observed: dict[str, Observed], seen: Observed) -> None:
+        """Put what was seen into ``observed``; after loading into another mesh, the claim is on that one."""
+        assert self.grid is not None
+        if seen.claimed is not None and seen.mesh is None and self.grid.mesh != self._mesh:
+            seen = replace(seen, mesh=str(self.grid.mesh))
+        observed[seen.name] = seen
 
     def set_up(
         self, program: Program, case_id: str, mesh: Mesh, make_optimizer: MakeOptimizer | None
@@ -363,6 +371,7 @@ class ParallelSubject:
         make_optimizer: MakeOptimizer | None = None,
     ) -> None:
         """Like :meth:`sbp.subjects.dtensor.DTensorSubject.run`; the placements are the case's own."""
+        self._mesh = mesh
         local, side = self.set_up(program, case, mesh, make_optimizer)
         assert self.grid is not None
 

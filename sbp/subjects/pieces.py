@@ -7,9 +7,9 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
-from sbp.case import stable_seed
 from sbp.placement import Mesh, parse_sbp, show, split
 from sbp.program import to_numpy
+from sbp.trial import stable_seed
 
 _LIMIT = 4096
 

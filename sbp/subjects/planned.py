@@ -130,7 +130,7 @@ class PlannedSubject(ParallelSubject):
             seen = observe_claimed(quantity, tensor, declared, grid)
             if like is not None and like != quantity.of:
                 seen = replace(seen, like=quantity.words.replace("{}", like))
-            observed[quantity.name] = seen
+            self.note(observed, seen)
 
         return observe
 

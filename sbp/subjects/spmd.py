@@ -243,7 +243,7 @@ class SpmdSubject(ParallelSubject):
                 declared = self.grid.gradient(self._settings, quantity.of, nested=True)
             else:
                 declared = self.grid.resolve(self._settings, quantity.of, nested=True)
-            observed[quantity.name] = observe_claimed(quantity, tensor, declared, self.grid)
+            self.note(observed, observe_claimed(quantity, tensor, declared, self.grid))
 
         return observe
 
@@ -272,7 +272,7 @@ class SpmdSubject(ParallelSubject):
             if seen.name in observed:  # two tensors on this rank that stand for one: tied weights
                 label = f"{name} (as {quantity.of})"
                 seen = replace(seen, name=quantity.words.replace("{}", label), like=seen.name)
-            observed[seen.name] = seen
+            self.note(observed, seen)
 
     def comparable(self, expected: Mapping[str, Any], observed: Mapping[str, Observed]) -> dict[str, Any]:
         kept = super().comparable(expected, observed)

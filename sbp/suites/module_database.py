@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sbp.case import stable_seed
+from sbp.trial import stable_seed
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sbp.case import Trial, stable_seed
 from sbp.execute import MakeOptimizer
 from sbp.numbers import on_grid
 from sbp.oracle.reference import Reference, compute_reference
@@ -19,6 +18,7 @@ from sbp.plan import PlanOptions, placement_rows
 from sbp.program import Program
 from sbp.suites import module_database
 from sbp.suites.module_cases import CASES
+from sbp.trial import Trial, stable_seed
 
 # How many samples of one class of the database the default run takes, spread over all it has.
 SAMPLES_OF_A_CLASS = 4

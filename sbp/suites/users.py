@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from sbp.case import Trial, stable_seed
 from sbp.cases import Call, Case, CaseError, Train
 from sbp.execute import MakeOptimizer
 from sbp.oracle.reference import Reference, compute_reference
-from sbp.placement import SBP, B, Mesh, PlacementError, parse, parse_mesh, parse_sbp, show
+from sbp.placement import SBP, B, Mesh, PlacementError, normalise, parse, parse_mesh, parse_sbp, show
 from sbp.plan import PlanOptions, placement_rows
-from sbp.program import Batch, Program, Recipe
+from sbp.program import VALUE, Batch, Program, Recipe
 from sbp.subjects.parallel import Grids, ParallelSubject
 from sbp.subjects.pieces import PieceCache
-from sbp.subjects.planned import PlannedSubject
+from sbp.subjects.planned import PlannedSubject, aliases
 from sbp.subjects.spmd import SpmdSubject
 from sbp.suites import SuiteError, optimizers
 from sbp.suites.modules import kind_of, prepare
+from sbp.trial import Trial, stable_seed
 
 # Where errors that are the user's own to mend are shown: below these folders they are not.
 _OWN = str(Path(__file__).resolve().parents[1])
@@ -143,7 +143,7 @@ def collect(target: str) -> dict[str, Case]:
             if not label.startswith("__"):
                 take(content)
         if not found:
-            raise SuiteError(f"{target} has no cases; put @sbp.case before a function that builds one")
+            raise SuiteError(f"{target} has no cases; put @sbp.trial before a function that builds one")
         return found
     value: Any = module
     for word in what.split("."):
@@ -267,11 +267,39 @@ class UserSuite:
                     f"{self.name}: case {case.name} fails on one device already: {describe(error)}"
                 ) from error
             if not usable:
+                self._check_placements(case, program, reference)
                 again = compute_reference(program, case.name, make, seed=2)
                 self._check_results(case, reference, again)
             if make is not None:
                 usable[label] = make
         return usable
+
+    def _check_placements(self, case: Case, program: Program, reference: Reference) -> None:
+        """Raises SuiteError where the case places what there is not, or along a dimension that there is not."""
+        outputs = {
+            name.partition(" of step")[0]: quantity.value.ndim
+            for name, quantity in reference.quantities.items()
+            if quantity.kind == VALUE and quantity.value is not None
+        }
+        dimensions = {name: tensor.ndim for name, tensor in program.tensors().items()} | outputs
+        dimensions |= {name: dimensions[first] for name, first in aliases(program).items()}
+        cotangents = {f"grad_{name}": ndim for name, ndim in outputs.items()}
+        whole = {re.split(r"[\[.]", name, maxsplit=1)[0] for name in (*program.inputs(), *outputs)}
+        for name, placed in case.placements.items():
+            tensor = name.removesuffix(".grad")
+            if tensor not in dimensions and tensor not in whole and name not in cotangents:
+                raise SuiteError(
+                    f"{self.name}: case {case.name} places {name!r}, but has no such tensor; "
+                    f"it has {', '.join(dimensions)}"
+                )
+            words = [placed] if isinstance(placed, str) else list(placed.values())
+            ndim = dimensions.get(tensor, cotangents.get(name))
+            try:
+                for sbp in (parse_sbp(word) for word in words):
+                    if ndim is not None:
+                        normalise(sbp, ndim)
+            except PlacementError as error:
+                raise SuiteError(f"{self.name}: case {case.name}: {name}: {error}") from error
 
     def _check_results(self, case: Case, one: Reference, other: Reference) -> None:
         if not any(quantity.norm > 0 for quantity in one.quantities.values()):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbp.case import Trial
+from sbp.trial import Trial
 from sbp.results import ResultsError, ResultsWriter
 from sbp.session import Session, WorldError
 from sbp.verdict.compare import Observed, compare_all

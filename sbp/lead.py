@@ -20,12 +20,12 @@ from sbp.known import Known, KnownError, Usage, describe_stale, load_known
 from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
 from sbp.report import results
 from sbp.results import FORMAT, ResultsError, ResultsWriter
-from sbp.run import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
 from sbp.select import SelectionError, compile_expression
 from sbp.session import Session, Verdict, WorldError, planned_trials
 from sbp.suites import MODULES, is_users
 from sbp.terminal import Progressing, make_console, print_failures, print_summary, print_table
 from sbp.trial import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
+from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
 
 OLDEST_TORCH = (2, 9)
 SUBJECTS = ("dtensor",)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import launch
 from sbp._version import __version__
+from sbp.usage import USAGE, UsageError
 
 DESCRIPTION = """\
 Run modules and operators as global tensors under many SBP placements, and compare what every rank holds with what
@@ -31,12 +32,6 @@ examples:
 
 exit code: 0 no unexpected failure; 1 unexpected failures, or a known failure that passes; 2 bad usage or
 input; 3 the run could not be done or is incomplete."""
-
-OK, FAILED, USAGE, INCOMPLETE = 0, 1, 2, 3
-
-
-class UsageError(ValueError):
-    """Bad input; one line that says what and what to do."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -92,19 +87,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--version", action="version", version=f"sbp {__version__}")
     return parser
-
-
-def parse_time(text: str) -> float:
-    """Seconds of ``90``, ``90s``, ``5m`` or ``1h``. Raises UsageError."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
-    try:
-        seconds = float(number) * unit
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e7:
-        raise UsageError(f"{text!r} is not a time; write 90s, 5m or 1h")
-    return seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:

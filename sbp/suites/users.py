@@ -139,9 +139,10 @@ def collect(target: str) -> dict[str, Case]:
                 take(item)
 
     if not what:
-        for label, content in list(vars(module).items()):
+        # A file that imports cases to vary them names its own in __all__.
+        for label in getattr(module, "__all__", None) or [*vars(module)]:
             if not label.startswith("__"):
-                take(content)
+                take(getattr(module, label))
         if not found:
             raise SuiteError(f"{target} has no cases; put @sbp.trial before a function that builds one")
         return found

@@ -89,6 +89,23 @@ def _python_path() -> str:
     return here if not given else f"{here}{os.pathsep}{given}"
 
 
+def _open_output(directory: str | None, name: str) -> int:
+    """A file for what a process prints, opened to append. Without a directory it has no name: nobody else can open
+    it, and it is gone with the last process that has it, however that ends."""
+    flags = os.O_RDWR | os.O_APPEND
+    if directory is not None:
+        return os.open(Path(directory) / name, flags | os.O_CREAT, 0o600)
+    path = tempfile.gettempdir()
+    try:
+        return os.open(path, flags | os.O_TMPFILE, 0o600)
+    except OSError:  # a file system without nameless files
+        file, name = tempfile.mkstemp(prefix="sbp-")
+        os.close(file)
+        opened = os.open(name, flags)
+        os.unlink(name)
+        return opened
+
+
 class Supervisor:
     """The processes of one rank. Made before MPI is initialised, so that imports overlap with that."""
 
@@ -99,10 +116,8 @@ class Supervisor:
         self._ends: dict[int, int] = {}
         self._warm: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._private: tempfile.TemporaryDirectory[str] | None = None
-        if settings.output_directory is None:
-            self._private = tempfile.TemporaryDirectory(prefix="sbp-")
-        self.output_path = Path(settings.output_directory or self._private.name) / f"rank{rank}.log"  # type: ignore[union-attr]
+        self._output = _open_output(settings.output_directory, f"rank{rank}.log")
+        self._side_output = _open_output(settings.output_directory, f"rank{rank}.side.log")
         if settings.fork:
             self._start_warm()
 
@@ -140,7 +155,7 @@ class Supervisor:
         assert self.worker is None
         ours, theirs = socket.socketpair()
         stacks = os.memfd_create("stacks")
-        output = os.open(self.output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        output = self._output
         try:
             if self.settings.fork:
                 request = {"kind": "worker", "entry": self.settings.entry, "context": vars(context)}
@@ -151,7 +166,6 @@ class Supervisor:
                 pid = child.pid
         finally:
             theirs.close()
-            os.close(output)
         self.worker = Worker(pid, Connection(ours), stacks, child)
 
     def _fresh(self, context: WorkerContext, files: list[int]) -> subprocess.Popen[bytes]:
@@ -201,9 +215,7 @@ class Supervisor:
         """Start one more process, which runs ``entry(argument, connection)``. Raises WarmFailure."""
         ours, theirs = socket.socketpair()
         stacks = os.memfd_create("stacks")
-        output = os.open(
-            self.output_path.with_suffix(".side.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-        )
+        output = self._side_output
         try:
             if self.settings.fork and self.settings.python is None:
                 request = {"kind": "side", "entry": entry, "argument": argument}
@@ -221,7 +233,6 @@ class Supervisor:
                 pid = child.pid
         finally:
             theirs.close()
-            os.close(output)
             os.close(stacks)
         return Side(pid, Connection(ours), child)
 
@@ -271,18 +282,12 @@ class Supervisor:
 
     def _trim_output(self) -> None:
         """Keep the beginning and the end of what workers printed."""
-        try:
-            size = self.output_path.stat().st_size
-            if size <= 2 * _KEPT_OUTPUT:
-                return
-            with self.output_path.open("r+b") as file:
-                file.seek(size - _KEPT_OUTPUT)
-                tail = file.read()
-                file.seek(_KEPT_OUTPUT)
-                file.write(b"\n... output left out here ...\n" + tail)
-                file.truncate()
-        except OSError:
-            pass  # a log that cannot be trimmed harms nobody
+        size = os.fstat(self._output).st_size
+        if size <= 2 * _KEPT_OUTPUT:
+            return
+        tail = os.pread(self._output, _KEPT_OUTPUT, size - _KEPT_OUTPUT)
+        os.ftruncate(self._output, _KEPT_OUTPUT)
+        os.write(self._output, b"\n... output left out here ...\n" + tail)  # opened to append
 
     def _stop_warm(self) -> None:
         if self._control is not None:
@@ -297,9 +302,8 @@ class Supervisor:
         """End all processes of this rank and remove its files."""
         self.drop_worker()
         self._stop_warm()
-        if self._private is not None:
-            self._private.cleanup()
-            self._private = None
+        for file in (self._output, self._side_output):
+            os.close(file)
 
 
 class Worker:

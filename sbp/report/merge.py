@@ -62,7 +62,9 @@ def merge(parts: Sequence[Results], whole: bool = True) -> Results:
 
 
 def _summary(parts: Sequence[Results], verdicts: Sequence[Any], repeated: int, whole: bool) -> Summary | None:
-    problems = [f"{part.name}: {problem}" for part in parts for problem in part.problems]
+    problems = [
+        f"{part.name}: {problem}" for part in parts if not _is_empty_shard(part) for problem in part.problems
+    ]
     if whole:
         problems += missing_shards([run for part in parts for run in part.runs])
     summaries = [part.summary for part in parts if part.summary is not None]
@@ -77,6 +79,17 @@ def _summary(parts: Sequence[Results], verdicts: Sequence[Any], repeated: int, w
         not problems,
         "; ".join(problems),
         round(sum(summary.seconds for summary in summaries), 3),
+    )
+
+
+def _is_empty_shard(part: Results) -> bool:
+    """Whether it is a shard that had nothing to do, as happens where there are more shards than cases."""
+    summary = part.summary
+    return (
+        bool(part.run.shard)
+        and summary is not None
+        and summary.complete
+        and summary.planned == 0 == len(part.verdicts)
     )
 
 

@@ -205,6 +205,14 @@ class Browser:
         """Type into what has the focus."""
         self.call("Input.insertText", text=text)
 
-    def screenshot(self, path: Path) -> None:
-        """What is in the window, as a PNG."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+    def screenshot(self, path: Path, selector: str | None = None) -> None:
+        """What is in the window as a PNG, or as much of one element as is in it."""
+        options: dict[str, Any] = {}
+        if selector is not None:
+            clip = f"""(() => {{ const box = document.querySelector({json.dumps(selector)}).getBoundingClientRect();
+              return {{x: box.left, y: box.top, scale: 1, width: Math.min(box.width, innerWidth - box.left),
+                height: Math.min(box.height, innerHeight - box.top)}}; }})()"""
+            options["clip"] = self.run(clip)
+        path.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png", **options)["data"])
+        )

@@ -206,6 +206,38 @@ def test_real_worlds(tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.distributed
+def test_real_shards_give_the_verdicts_of_one_run(tmp_path):
+    """Three jobs of two ranks: the whole, and its two halves, which have a case each."""
+
+    def run(name: str, *words: str) -> Path:
+        path = tmp_path / f"{name}.jsonl"
+        command = [sys.executable, "-m", "sbp.run", "-n", "2", "MSELoss(mean):8x4", "MSELoss(sum):8x4"]
+        command += ["--level", "quick"]
+        done = subprocess.run(
+            [*command, "--results", str(path), *words],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            cwd=tmp_path,
+        )
+        assert done.returncode in (0, 1), done.stderr
+        return path
+
+    whole = read(run("whole"))
+    parts = [run(f"part-{number}", "--shard", f"{number}/2") for number in (1, 2)]
+    sizes = [len(read(path).verdicts) for path in parts]
+    assert min(sizes) > 0
+    merged = tmp_path / "merged.jsonl"
+    words = [sys.executable, "-m", "sbp.cli", "merge", *map(str, parts), "-o", str(merged)]
+    subprocess.run(words, check=True, capture_output=True)
+    results = read(merged)
+    assert results.complete
+    assert {verdict.key: verdict.verdict for verdict in results.verdicts} == {
+        verdict.key: verdict.verdict for verdict in whole.verdicts
+    }
+
+
 # ---------------------------------------------------------------------------------------------- templates
 
 YAML = [ROOT / "action.yml", TEMPLATES / "github-workflow.yml", TEMPLATES / "gitlab-ci.yml"]

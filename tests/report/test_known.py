@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import date, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -170,6 +171,16 @@ def test_bad_files_are_one_clear_line(tmp_path, text, words):
     assert words in message
     assert "known.toml" in message
     assert "\n" not in message
+
+
+def test_without_tomllib_the_same_is_read(tmp_path, monkeypatch):
+    """Python 3.10 has no tomllib: tomlkit reads the file there."""
+    text = ENTRY + "expires = 2100-01-31\nsometimes = true\n"
+    first = read(tmp_path, text)
+    monkeypatch.setattr("sbp.known.sys", SimpleNamespace(version_info=(3, 10)))
+    assert read(tmp_path, text) == first
+    with pytest.raises(KnownError, match="not valid TOML"):
+        read(tmp_path, "[[known]")
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -54,6 +54,14 @@ def test_shards_merged_give_the_verdicts_of_one_run(synthetic, tmp_path, sbp):
     )
 
 
+def test_a_shard_with_nothing_to_do_is_fine(synthetic, tmp_path, sbp):
+    records = synthetic.make_records(3)
+    paths = shards_of(synthetic, tmp_path, records, 5)
+    assert [len(read(path).verdicts) for path in paths] == [1, 1, 1, 0, 0]
+    assert sbp("merge", *paths, "-o", tmp_path / "all.jsonl")[0] == 0
+    assert sbp("merge", *paths[3:], "-o", tmp_path / "none.jsonl")[0] == 3
+
+
 def test_a_missing_or_killed_shard_makes_the_whole_incomplete(synthetic, tmp_path, sbp):
     paths = shards_of(synthetic, tmp_path, synthetic.make_records(60), 3)
     code, _, err = sbp("merge", paths[0], paths[2], "-o", tmp_path / "all.jsonl")

@@ -419,7 +419,12 @@ def test_the_list_of_all_trials_holds_only_what_is_in_sight(browser, run):
         f"[...document.querySelectorAll('.trial-id')].some((one) => one.textContent === {json.dumps(last)})"
     )
     browser.run("document.querySelector('.trial').focus()")
+    # Scrolled away from the row that has the focus: the keys go on from there.
+    browser.run("document.querySelector('.trial-scroll').scrollTop = 0")
+    first = json.dumps(results.verdicts[0].id)
+    browser.wait(f"[...document.querySelectorAll('.trial-id')].some((one) => one.textContent === {first})")
     browser.key("End")
+    assert browser.run("document.activeElement.dataset.at") == str(len(results.verdicts) - 1)
     browser.key("Enter")
     browser.wait("!document.getElementById('detail').hidden")
     assert last in browser.run("document.getElementById('detail').textContent")

@@ -73,6 +73,7 @@ class Trials {
       const row = event.target.closest('button.trial');
       if (row) this.open(Number(row.dataset.at), row);
     });
+    this.inner.addEventListener('focusin', (event) => { this.current = Number(event.target.dataset.at); });
     this.trials = [];
     this.current = 0;
   }
@@ -117,6 +118,7 @@ class Trials {
   key(event) {
     const page = Math.floor(this.scroller.clientHeight / this.height);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+    if (event.key === 'Enter' && event.target === this.scroller && this.trials.length) this.open(this.current, this.scroller);
     if (!(event.key in moves)) return;
     event.preventDefault();
     this.current = Math.min(Math.max(this.current + moves[event.key], 0), this.trials.length - 1);
@@ -129,8 +131,9 @@ class Trials {
   }
 
   focus() {
+    // A row that was scrolled out of the window is gone: then the list itself has the focus, and keys still work.
     const row = this.inner.querySelector(`[data-at="${this.current}"]`);
-    if (row) row.focus({ preventScroll: true });
+    (row || this.scroller).focus({ preventScroll: true });
   }
 }
 

@@ -24,16 +24,19 @@ if TYPE_CHECKING:
         padded,
         transposed,
     )
+    from sbp.conform import ConformanceError, assert_conforms
 
 __all__ = [
     "Call",
     "Case",
     "CaseError",
+    "ConformanceError",
     "Packed",
     "Parallel",
     "Train",
     "World",
     "__version__",
+    "assert_conforms",
     "call",
     "case",
     "fused",
@@ -46,9 +49,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'sbp' has no attribute {name!r}")
-    from sbp import cases
+    from importlib import import_module
 
-    return getattr(cases, name)
+    # Under their full names: a submodule that was imported is an attribute of the package as well.
+    where = "sbp.conform" if name in ("ConformanceError", "assert_conforms") else "sbp.cases"
+    return getattr(import_module(where), name)
 
 
 def __dir__() -> list[str]:

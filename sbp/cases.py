@@ -21,7 +21,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from sbp import packing
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -166,30 +169,25 @@ def fused(*parts: str | Packed, dim: int = 0, blocks: Sequence[int] = ()) -> Pac
     With ``blocks`` they are interleaved: ``blocks=(8, 4, 4)`` is 8 rows of the first part, 4 of the second, 4 of
     the third, then the next 8 of the first, and so on, as code that groups the rows by heads keeps them.
     """
-    import sbp.packing as packing
-
+    sizes = tuple(blocks)
     return Packed(
-        parts,
-        lambda *pieces: packing.fuse(pieces, dim, blocks),
-        lambda whole, shapes: packing.unfuse(whole, shapes, dim, blocks),
+        parts, partial(packing.fuse, dim=dim, blocks=sizes), partial(packing.unfuse, dim=dim, blocks=sizes)
     )
 
 
 def transposed(part: str | Packed, dim0: int = -2, dim1: int = -1) -> Packed:
     """This rank's piece with two dimensions swapped. Its placement is said in the reference's dimensions."""
-    import sbp.packing as packing
-
     return Packed(
         (part,),
-        lambda piece: packing.transpose(piece, dim0, dim1),
-        lambda whole, shapes: [packing.transpose(whole, dim0, dim1)],
+        partial(packing.transpose, dim0=dim0, dim1=dim1),
+        partial(packing.transpose_back, dim0=dim0, dim1=dim1),
     )
 
 
 def padded(part: str, to: int, dim: int = 0) -> Packed:
     """The parameter padded with zeros along ``dim`` to size ``to`` before it is cut (a vocabulary). The padding
     itself is not compared."""
-    return Packed((part,), lambda piece: piece, lambda whole, shapes: [whole], {dim: to})
+    return Packed((part,), packing.keep, packing.keep_back, {dim: to})
 
 
 def packed(

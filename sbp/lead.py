@@ -123,9 +123,12 @@ def meshes_for(options: argparse.Namespace, size: int) -> list[str]:
                     f"use mpirun -n {mesh.size} or another --mesh"
                 )
         return [str(mesh) for mesh in meshes]
-    if size >= 4 and size % 2 == 0:
-        return [str(size), f"2x{size // 2}"]
-    return [str(size)]
+    return default_meshes(size)
+
+
+def default_meshes(size: int) -> list[str]:
+    """The meshes that a run on so many ranks tries."""
+    return [str(size), f"2x{size // 2}"] if size >= 4 and size % 2 == 0 else [str(size)]
 
 
 def planning_request(options: argparse.Namespace, size: int) -> dict[str, Any]:

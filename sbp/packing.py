@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def fuse(pieces: Sequence[Any], dim: int, blocks: Sequence[int] = ()) -> Any:
+def fuse(*pieces: Any, dim: int, blocks: Sequence[int] = ()) -> Any:
     """The pieces along ``dim``, one after the other, or interleaved in blocks of so many rows each.
 
     Raises ValueError where the blocks do not divide the pieces.
@@ -23,7 +23,9 @@ def fuse(pieces: Sequence[Any], dim: int, blocks: Sequence[int] = ()) -> Any:
     return _concatenate(rows, dim)
 
 
-def unfuse(whole: Any, shapes: Sequence[tuple[int, ...]], dim: int, blocks: Sequence[int] = ()) -> list[Any]:
+def unfuse(
+    whole: Any, shapes: Sequence[tuple[int, ...]], *, dim: int, blocks: Sequence[int] = ()
+) -> list[Any]:
     """The inverse of :func:`fuse`; ``shapes`` are those of the pieces."""
     if not blocks:
         parts, start = [], 0
@@ -41,10 +43,25 @@ def unfuse(whole: Any, shapes: Sequence[tuple[int, ...]], dim: int, blocks: Sequ
     return [_concatenate(rows, dim) for rows in taken]
 
 
-def transpose(tensor: Any, dim0: int, dim1: int) -> Any:
+def transpose(tensor: Any, *, dim0: int, dim1: int) -> Any:
     """Two dimensions swapped, as a contiguous copy."""
     swapped = tensor.swapaxes(dim0, dim1)
     return swapped.contiguous() if hasattr(swapped, "contiguous") else swapped.copy()
+
+
+def transpose_back(whole: Any, shapes: Sequence[tuple[int, ...]], *, dim0: int, dim1: int) -> list[Any]:
+    """The inverse of :func:`transpose`, as a packing needs it."""
+    return [transpose(whole, dim0=dim0, dim1=dim1)]
+
+
+def keep(piece: Any) -> Any:
+    """The piece as it is."""
+    return piece
+
+
+def keep_back(whole: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """The inverse of :func:`keep`."""
+    return [whole]
 
 
 def pad(tensor: Any, padding: dict[int, int]) -> Any:

@@ -25,7 +25,7 @@ from sbp.program import Program
 from sbp.subjects.dtensor import DTensorSubject, is_refusal
 from sbp.subjects.mpi import expect_mpi
 from sbp.subjects.parallel import ParallelSubject
-from sbp.suites import find_suite
+from sbp.suites import define_suite, find_suite
 from sbp.trial import Trial, stable_seed
 from sbp.verdict.compare import Observed, compare_all
 
@@ -82,6 +82,15 @@ class Worker:
         )
         self.subject = DTensorSubject(self.rank, self.device)
         expect_mpi(self.rank, self.size, store, request["host"])
+
+    def do_define(self, request: Mapping[str, Any]) -> None:
+        """Make a case of another process known under a suite's name."""
+        from sbp.conform import load_case
+        from sbp.suites.users import UserSuite
+
+        case = load_case(request["data"])
+        define_suite(request["name"], UserSuite(request["name"], {case.name: case}))
+        self._cases.clear()
 
     def do_barrier(self, request: Mapping[str, Any]) -> None:
         """Meet the other ranks: proves that the world is still in step after a trial that raised."""

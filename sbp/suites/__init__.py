@@ -51,8 +51,21 @@ class Suite(Protocol):
         """The optimizer of a training trial, None for any other."""
 
 
-@cache
+_defined: dict[str, Suite] = {}
+
+
+def define_suite(name: str, suite: Suite) -> None:
+    """Have :func:`find_suite` find a suite that was made in this process; takes the place of one of that name."""
+    _defined[name] = suite
+
+
 def find_suite(name: str) -> Suite:
+    """The suite of that name, whether defined here, built in, or in a user's file. Raises SuiteError."""
+    return _defined[name] if name in _defined else _find_suite(name)
+
+
+@cache
+def _find_suite(name: str) -> Suite:
     """The suite of that name, or the one of a user's file (``my_cases.py``, ``package.module:function``).
 
     Raises SuiteError.

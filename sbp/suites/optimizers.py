@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +30,8 @@ class Variant:
     options: Mapping[str, Any]
 
     def __call__(self, named: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
-        return self.make(named, **self.options)
+        # A learning rate that is a tensor belongs to one optimizer: schedulers write to it.
+        return self.make(named, **copy.deepcopy(dict(self.options)))
 
 
 # How torch computes a step: over each parameter in turn, over lists of them, or in one kernel. The differentiable
@@ -73,9 +76,10 @@ def choose(wanted: Any) -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
         if item == "all":
             chosen.update(variants())
         elif isinstance(item, str):
-            if item not in variants():
+            variant = _simple(item) or variants().get(item)
+            if variant is None:
                 raise CaseError(_unknown(item))
-            chosen[item] = variants()[item]
+            chosen[item] = variant
         elif callable(item):
             chosen[_label(item, chosen)] = item
         else:
@@ -83,6 +87,23 @@ def choose(wanted: Any) -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
     if not chosen:
         raise CaseError("Train.optimizer names no optimizer")
     return chosen
+
+
+def _simple(name: str) -> Variant | None:
+    """``AdamW``, ``AdamW:foreach`` or ``AdamW:fused`` without the database, which takes seconds to import."""
+    bare, _, kind = name.partition(":")
+    cls = getattr(torch.optim, bare, None)
+    if kind not in ("", *IMPLEMENTATIONS) or not isinstance(cls, type) or cls is torch.optim.Optimizer:
+        return None
+    if not issubclass(cls, torch.optim.Optimizer):
+        return None
+    known = inspect.signature(cls).parameters
+    if kind and kind not in known:
+        return None
+    options: dict[str, Any] = {"foreach": kind == "foreach"} if "foreach" in known else {}
+    if kind == "fused":
+        options["fused"] = True
+    return Variant(name, cls, options)
 
 
 def _label(function: Any, taken: Mapping[str, Any]) -> str:

@@ -1,0 +1,144 @@
+"""``sbp signatures``: which SBP signatures are true for an operator."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from sbp.signatures_table import (
+    TableError,
+    compare_tables,
+    judge_operators,
+    read_table,
+    write_table,
+)
+from sbp.usage import FAILED, INCOMPLETE, OK, USAGE
+
+EXAMPLES = """\
+examples:
+  sbp signatures matmul softmax          a table for each kind of call
+  sbp signatures --gradient matmul       also the gradients' signatures
+  sbp signatures matmul --json           for programs
+  sbp signatures --all --output table.json.gz
+  sbp signatures --diff old.json.gz new.json.gz     exit code 1 where they differ
+
+A signature S(0), B -> S(0) names the placements of the tensor arguments in their order, then that of the result. It
+is found by experiment: what is shown withstood that many draws. Partial pieces of an input are always sums."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sbp signatures",
+        description="Find out by experiment which SBP signatures are true for an operator of torch.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("operators", nargs="*", metavar="OP", help="names of torch's operator database: matmul, softmax")
+    add("--all", action="store_true", help="every operator of the database")
+    add("--gradient", action="store_true", help="also the signatures of each input's gradient")
+    add("--json", action="store_true", help="print JSON")
+    add("--output", metavar="FILE", help="write the table to FILE (compressed where it ends in .gz)")
+    add("--diff", nargs=2, metavar=("OLD", "NEW"), help="print what changed between two written tables")
+    add("--processes", type=int, metavar="N", help="how many operators at a time; all cores without it")
+    try:
+        options = parser.parse_args(list(argv))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    try:
+        if options.diff:
+            lines = compare_tables(*(read_table(path) for path in options.diff))
+            print("\n".join(lines) if lines else "no difference")
+            return FAILED if lines else OK
+        return _judge(options)
+    except TableError as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"cannot write {options.output}: {error.strerror or error}")
+
+
+def _judge(options: argparse.Namespace) -> int:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return _complain("torch is not installed; pip install 'sbp-conformance[run]'")
+    if not options.operators and not options.all:
+        return _complain("name an operator, such as sbp signatures matmul, or use --all")
+    from sbp.suites.operator_database import operator_names
+
+    names = operator_names()
+    wanted = names if options.all else []
+    for word in options.operators:
+        short = word.removeprefix("torch.")
+        found = [name for name in names if name == short or name.split(".")[-1] == short]
+        if not found:
+            near = difflib.get_close_matches(short, names, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            return _complain(f"torch's operator database has no {word!r}{hint}")
+        wanted += [name for name in found if name not in wanted]
+    entries: dict[str, Any] = {}
+    terminal = Console(stderr=True)
+    for name, entry in judge_operators(wanted, options.processes, options.gradient):
+        entries[name] = entry
+        if options.all and terminal.is_terminal:
+            terminal.print(f"{len(entries)}/{len(wanted)} {name:<50}", end="\r", highlight=False)
+    if options.output:
+        write_table(options.output, entries, version)
+    if options.json:
+        print(json.dumps({"torch": version, "operators": {name: entries[name] for name in wanted}}, indent=1))
+    elif not options.output:
+        for name in wanted:
+            print_entry(Console(highlight=False, soft_wrap=True), name, entries[name])
+    failed = [name for name in wanted if "error" in entries[name]]
+    if options.all or options.output:
+        judged = sum(call["tested"] for entry in entries.values() for call in entry.get("calls", ()))
+        print(
+            f"{len(entries)} operators, {judged} signatures tested, {len(failed)} operators failed",
+            file=sys.stderr,
+        )
+    return INCOMPLETE if failed and not options.all else OK
+
+
+def print_entry(console: Console, name: str, entry: Mapping[str, Any]) -> None:
+    """One operator's signatures for a person."""
+    console.print(Text(name, style="bold"))
+    if "error" in entry:
+        console.print(Text(f"  could not be judged: {entry['error']}", style="red"))
+        return
+    if not entry["calls"]:
+        console.print(Text("  no sample says anything: results are random, empty, zero or no tensors"))
+    for call in entry["calls"]:
+        _print_call(console, call, f"{name.split('.')[0]}{call['call']}")
+    for argument, calls in entry.get("gradients", {}).items():
+        for call in calls:
+            _print_call(console, call, f"gradient to {argument}, with the cotangent first: {call['call']}")
+
+
+def _print_call(console: Console, call: Mapping[str, Any], title: str) -> None:
+    tested = f"{call['tested']} signatures tested, {call['draws']} draws"
+    if call["left_out"]:
+        tested += f", {call['left_out']} combinations of inputs left out"
+    console.print(Text.assemble(f"\n  {title}", (f"   {tested}", "dim")))
+    for output, signatures in call["outputs"].items():
+        broadcast = {tuple(inputs) for inputs, placement, _ in signatures if placement == "B"}
+        for inputs, placement, draws in signatures:
+            # Equal pieces have themselves for average, maximum and minimum: that says no more than B does.
+            if placement in ("P(avg)", "P(max)", "P(min)") and tuple(inputs) in broadcast:
+                continue
+            which = f"{output}: " if len(call["outputs"]) > 1 else ""
+            line = f"    {which}{', '.join(inputs)} -> {placement}"
+            console.print(Text.assemble(line, (f"   ({draws})", "dim")))
+
+
+def _complain(line: str) -> int:
+    print(f"sbp signatures: {line}", file=sys.stderr)
+    return USAGE

@@ -1,0 +1,220 @@
+"""The table of true signatures of all operators: made in parallel, written, read, and compared with another.
+
+Operators are judged in processes of their own, so one that crashes the interpreter or does not end costs its own
+entry and no other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+# How long one operator may take, and how many sample calls of it are used.
+SECONDS = 20.0
+SAMPLES = 6
+
+
+class TableError(ValueError):
+    """A table that cannot be read; one line that says which and why."""
+
+
+def judge_operator(name: str, gradient: bool = False, samples: int = SAMPLES) -> dict[str, Any]:
+    """The true signatures of one operator of the database, as the table has them.
+
+    Args:
+        name: an operator's name (``sbp.suites.operator_database``).
+        gradient: also those of each input's gradient.
+        samples: how many sample calls are used at most.
+
+    Raises KeyError where there is no such operator.
+    """
+    from sbp.oracle.signatures import gradient_calls, gradient_of, judge_calls
+    from sbp.suites.operator_database import find_operator
+
+    operator = find_operator(name)
+    calls = [(sample.args, sample.kwargs) for sample in operator.samples(samples)]
+    entry: dict[str, Any] = {
+        "dtype": str(operator.dtype).removeprefix("torch."),
+        "calls": [judged.to_dict() for judged in judge_calls(operator.function, calls, name)],
+    }
+    if gradient and operator.differentiable:
+        by_argument: dict[str, list[Any]] = {}
+        for argument, call in gradient_calls(operator.function, calls, name):
+            by_argument.setdefault(argument, []).append(call)
+        entry["gradients"] = {
+            argument: [
+                judged.to_dict()
+                for judged in judge_calls(
+                    gradient_of(operator.function, argument), found, f"{name} {argument}"
+                )
+            ]
+            for argument, found in by_argument.items()
+        }
+    return entry
+
+
+@dataclass
+class _Process:
+    process: Any
+    connection: Any
+    name: str = ""
+    since: float = 0.0
+
+
+def judge_operators(
+    names: Sequence[str],
+    processes: int | None = None,
+    gradient: bool = False,
+    seconds: float = SECONDS,
+    done: Callable[[int], None] | None = None,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Judge many operators in parallel.
+
+    Yields: the name and entry of each as it becomes known. The entry of one that failed holds ``error`` alone.
+    """
+    waiting = list(reversed(names))
+    count = processes or os.cpu_count() or 1
+    context = multiprocessing.get_context("fork")
+    running: list[_Process] = []
+    finished = 0
+
+    def start() -> None:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, gradient), daemon=True)
+        process.start()
+        theirs.close()
+        running.append(_Process(process, ours))
+
+    def give(worker: _Process) -> bool:
+        if not waiting:
+            return False
+        worker.name, worker.since = waiting.pop(), time.monotonic()
+        worker.connection.send(worker.name)
+        return True
+
+    import sbp.suites.operator_database as database
+
+    database.load()  # once, before the forks
+    try:
+        for _ in range(min(count, len(names))):
+            start()
+        for worker in list(running):
+            give(worker)
+        while any(worker.name for worker in running):
+            connections = [worker.connection for worker in running if worker.name]
+            ready = multiprocessing.connection.wait(connections, timeout=1.0)
+            for worker in list(running):
+                entry: dict[str, Any] | None = None
+                lost = False
+                if worker.connection in ready:
+                    try:
+                        entry = worker.connection.recv()
+                    except (EOFError, OSError):
+                        worker.process.join()
+                        code = worker.process.exitcode
+                        entry, lost = {"error": f"the interpreter died (exit code {code})"}, True
+                elif worker.name and time.monotonic() - worker.since > seconds:
+                    entry, lost = {"error": f"not done within {seconds:g} s"}, True
+                if entry is None:
+                    continue
+                finished += 1
+                name, worker.name = worker.name, ""
+                if lost:
+                    worker.process.kill()
+                    running.remove(worker)
+                    if waiting:
+                        start()
+                        give(running[-1])
+                else:
+                    give(worker)
+                yield name, entry
+                if done is not None:
+                    done(finished)
+    finally:
+        for worker in running:
+            worker.process.kill()
+
+
+def _serve(connection: Any, gradient: bool) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    while True:
+        try:
+            name = connection.recv()
+        except EOFError:
+            return
+        try:
+            entry = judge_operator(name, gradient)
+        except Exception as error:
+            entry = {"error": f"{type(error).__name__}: {error}"[:300]}
+        connection.send(entry)
+
+
+def write_table(path: str | Path, entries: Mapping[str, Any], torch_version: str) -> None:
+    """Write a table as JSON, compressed where the name ends in ``.gz``. The same entries give the same bytes."""
+    data = {"format": FORMAT, "torch": torch_version, "operators": dict(sorted(entries.items()))}
+    text = json.dumps(data, separators=(",", ":"), sort_keys=True).encode()
+    path = Path(path)
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """Read what :func:`write_table` wrote. Raises TableError."""
+    try:
+        raw = Path(path).read_bytes()
+        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        data = json.loads(text)
+    except OSError as error:
+        raise TableError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise TableError(f"{path} is not a table of signatures: {error}") from error
+    if (
+        not isinstance(data, dict)
+        or data.get("format") != FORMAT
+        or not isinstance(data.get("operators"), dict)
+    ):
+        raise TableError(f"{path} is not a table of signatures that this version of sbp can read")
+    return data
+
+
+def compare_tables(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What changed between two tables, a line each: operators that came or went, signatures that are true in one of
+    them only."""
+    lines = []
+    before, after = old["operators"], new["operators"]
+    for name in sorted({*before, *after}):
+        if name not in after:
+            lines.append(f"- {name}: not in the new table")
+        elif name not in before:
+            lines.append(f"+ {name}: not in the old table")
+        else:
+            one, other = _signatures(before[name]), _signatures(after[name])
+            lines += [f"- {name}{where}: {signature}" for where, signature in sorted(one - other)]
+            lines += [f"+ {name}{where}: {signature}" for where, signature in sorted(other - one)]
+    return lines
+
+
+def _signatures(entry: Mapping[str, Any]) -> set[tuple[str, str]]:
+    if "error" in entry:
+        return {("", entry["error"])}
+    found = set()
+    parts = [("", entry["calls"]), *((f" gradient of {n}", c) for n, c in entry.get("gradients", {}).items())]
+    for which, calls in parts:
+        for call in calls:
+            for output, signatures in call["outputs"].items():
+                for inputs, placement, _ in signatures:
+                    text = f"{', '.join(inputs)} -> {placement}"
+                    found.add((f"{call['call']} {output}{which}", text))
+    return found

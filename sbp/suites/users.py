@@ -346,12 +346,13 @@ class UserSuite:
             )
             for dtype in options.dtypes:
                 for row in rows:
+                    placed = {name: sbp for name, sbp in row.items() if not _is_whole(sbp, mesh)}
                     for kind, chosen in _kinds(usable):
                         yield Trial(
                             self.name,
                             case.name,
                             str(mesh),
-                            row,
+                            placed,
                             kind,
                             chosen,
                             dtype,
@@ -452,6 +453,10 @@ def resolve_all(case: Case, mesh: Mesh) -> dict[str, SBP]:
         except PlacementError as error:
             raise SuiteError(f"case {case.name}: {name}: {error}") from error
     return found
+
+
+def _is_whole(text: str, mesh: Mesh) -> bool:
+    return all(placement == B for placement in parse_sbp(text, mesh))
 
 
 def _kinds(usable: Mapping[str, MakeOptimizer]) -> list[tuple[str, dict[str, str]]]:

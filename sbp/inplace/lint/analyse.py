@@ -17,7 +17,7 @@ from sbp.inplace.lint import calls, classes
 from sbp.inplace.lint.findings import Finding, unreadable
 from sbp.inplace.lint.flow import Flow
 from sbp.inplace.lint.knowledge import ENTRY_METHODS, FACTORIES, SOURCE_WORDS, last
-from sbp.inplace.lint.reach import Reach, makes_inplace_modules, may_write
+from sbp.inplace.lint.reach import Reach, hands_out, may_write
 from sbp.inplace.lint.scopes import ClassInfo, FunctionInfo
 from sbp.inplace.lint.values import LIKELY, PLAIN
 
@@ -39,7 +39,7 @@ def lint_source(
         if not ("torch" in text or "oneflow" in text) or not may_write(text):
             return check_syntax(text, path)
         words = source_words(text, sources)
-        if not words and not ENTRIES.search(text) and not makes_inplace_modules(text):
+        if not words and not ENTRIES.search(text) and not hands_out(text):
             return check_syntax(text, path)
         return follow(ast.parse(text), text, path, words, sources, thorough)
     except SyntaxError as error:

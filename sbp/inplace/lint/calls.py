@@ -35,6 +35,8 @@ from sbp.inplace.lint.knowledge import (
     words,
 )
 from sbp.inplace.lint.scopes import (
+    PARAMETERS,
+    THROUGHOUT,
     ClassInfo,
     ClassRef,
     Frame,
@@ -482,6 +484,8 @@ def instantiate(flow: Flow, site: Site, info: ClassInfo) -> Value:
     if any(last(base) == "Tensor" for base in outside):
         return tensor_result(flow, site.frame, site.arguments, marks=0)
     classes.prepare(flow, info)
+    if any(base.startswith("torch.optim.") or last(base) == "Optimizer" for base in outside):
+        store_parameter_groups(flow, site, info)
     if info.fields and "__init__" not in info.methods:
         for name, value in [*zip(info.fields, site.arguments), *site.keywords.items()]:
             if name in info.fields:
@@ -491,6 +495,16 @@ def instantiate(flow: Flow, site: Site, info: ClassInfo) -> Value:
         if init is not None and not classes.is_module(info):
             call_function(flow, site, init, classes.instance_value(info))
     return classes.instance_value(info)
+
+
+def store_parameter_groups(flow: Flow, site: Site, info: ClassInfo) -> None:
+    """An optimizer of the file is made: its groups hold the parameters that it is given."""
+    for value in site.values():
+        parameter = value.elements() if value.kinds & SEQUENCE else value
+        if parameter.kinds & MAPPING:
+            parameter = parameter.elements().elements()
+        if parameter.kinds & TENSOR:
+            flow.store_attribute(info, "param_groups", classes.parameter_groups(parameter))
 
 
 def call_instance(flow: Flow, site: Site, ref: Instance, callee: Value) -> Value:
@@ -521,7 +535,7 @@ def call_instance(flow: Flow, site: Site, ref: Instance, callee: Value) -> Value
         return Value(TENSOR | UNKNOWN, site.frame.context, ASSUMED)
     if name in TUPLE_MODULES:
         return sequence(tensor_result(flow, site.frame, (), marks=0), UNKNOWN_VALUE)
-    values: Sequence[Value] = () if ref.parallel else site.arguments
+    values: Sequence[Value] = () if ref.parallel == PARAMETERS else site.arguments
     result = tensor_result(flow, site.frame, values, marks=0)
     if name in ALIAS_MODULES or (name in flow.api.inplace_modules and callee.const is not FRESH_MODULE):
         first = site.argument(0, "input")
@@ -669,8 +683,8 @@ def distributed_method(flow: Flow, site: Site, base: Value, name: str) -> Value 
     line = site.node.lineno
     if name in METHOD_SOURCES and base.kinds & (TENSOR | UNKNOWN | OBJECT):
         if is_module_value(base):
-            mark_parallel(flow, site, base, site.node.func.value)  # type: ignore[attr-defined]
-            return classes.parallelised(base)
+            mark_parallel(flow, site, base, site.node.func.value, THROUGHOUT)  # type: ignore[attr-defined]
+            return classes.parallelised(base, THROUGHOUT)
         placements = site.keywords.get("placements") or site.keywords.get("sbp") or site.argument(1)
         return Value(TENSOR, CERTAIN, KNOWN, Reason(f"{name}()", line), split=split_of(placements))
     if name in LOCAL_METHODS and base.kinds & (TENSOR | UNKNOWN):
@@ -770,19 +784,21 @@ MODULE_METHODS = words(
     """parameters named_parameters buffers named_buffers modules children named_modules named_children state_dict
     get_parameter get_buffer get_submodule register_buffer register_parameter add_module register_module to cuda cpu
     half float double bfloat16 train eval requires_grad_ apply register_forward_hook register_forward_pre_hook
-    register_full_backward_hook to_empty compile"""
+    register_full_backward_hook register_full_backward_pre_hook register_hook to_empty compile"""
 )
 
 
 def module_method(flow: Flow, site: Site, base: Value, name: str) -> Value | None:
     """Methods of nn.Module."""
     context = site.frame.context
-    parallel = any(isinstance(ref, Instance) and ref.parallel for ref in base.refs)
-    if parallel:
-        parameter = classes.distributed_parameter()
-    else:
-        parameter = Value(TENSOR, context, KNOWN, marks=PARAMETER)
-    instance = Value(OBJECT | UNKNOWN, refs=(Instance(None, "", CERTAIN if parallel else 0),))
+    parallel = max((ref.parallel for ref in base.refs if isinstance(ref, Instance)), default=0)
+    parameter = (
+        classes.distributed_parameter() if parallel else Value(TENSOR, context, KNOWN, marks=PARAMETER)
+    )
+    for ref in base.refs:
+        if not parallel and isinstance(ref, Instance) and ref.info is not None:
+            parameter = classes.own_parameter(flow, ref.info) or parameter
+    instance = Value(OBJECT | UNKNOWN, refs=(Instance(None, "", parallel),))
     if name == "parameters":
         return sequence_of(parameter)
     if name == "named_parameters":
@@ -804,11 +820,29 @@ def module_method(flow: Flow, site: Site, base: Value, name: str) -> Value | Non
         keep(flow, site)
         register(flow, site, base, name)
         return NONE_VALUE
+    if name in HOOK_METHODS:
+        keep(flow, site)
+        call_hooks(flow, site)
+        return OBJECT_VALUE
     if is_module_value(base):
         keep(flow, site)
-        call_escaped(flow, site)
         return base
     return None
+
+
+HOOK_METHODS = words(
+    """register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
+    register_hook"""
+)
+
+
+def call_hooks(flow: Flow, site: Site) -> None:
+    """A hook is called by the module's forward, or with a gradient."""
+    for value in site.values():
+        for ref in value.refs:
+            if isinstance(ref, FunctionRef) and not ref.info.escaped:
+                ref.info.escaped = True
+                enter(flow, ref.info, ref.receiver, LIKELY, assumed=True)
 
 
 def register(flow: Flow, site: Site, base: Value, name: str) -> None:
@@ -899,11 +933,12 @@ def source_call(flow: Flow, site: Site, dotted: str, name: str) -> Value | None:
         node = site.node_of(0, "module")
         if module is None:
             return UNKNOWN_VALUE
+        how = THROUGHOUT if name == "distribute_module" and "output_fn" not in site.keywords else PARAMETERS
         if module.kinds & SEQUENCE:
-            return sequence_of(classes.parallelised(module.elements()))
+            return sequence_of(classes.parallelised(module.elements(), how))
         if node is not None:
-            mark_parallel(flow, site, module, node)
-        return classes.parallelised(module)
+            mark_parallel(flow, site, module, node, how)
+        return classes.parallelised(module, how)
     if name in FACTORIES and dotted.startswith(FACTORY_MODULES):
         keep(flow, site)
         why = Reason(f"distributed.tensor.{name}", line)
@@ -919,16 +954,16 @@ def source_call(flow: Flow, site: Site, dotted: str, name: str) -> Value | None:
     return None
 
 
-def mark_parallel(flow: Flow, site: Site, module: Value, node: ast.expr) -> None:
+def mark_parallel(flow: Flow, site: Site, module: Value, node: ast.expr, how: int) -> None:
     """The module that was parallelised is one from here on, under the name that it has."""
     key = path_of(node)
     if key is not None:
-        site.frame.bind_path(key, classes.parallelised(module))
+        site.frame.bind_path(key, classes.parallelised(module, how))
         if isinstance(node, ast.Attribute):
             base = flow.value(node.value, site.frame)
             for ref in base.refs:
                 if isinstance(ref, Instance) and ref.info is not None:
-                    flow.store_attribute(ref.info, node.attr, classes.parallelised(module))
+                    flow.store_attribute(ref.info, node.attr, classes.parallelised(module, how))
 
 
 def split_of(placements: Value | None) -> frozenset[int] | None:
@@ -980,7 +1015,7 @@ def torch_call(flow: Flow, site: Site, dotted: str, name: str) -> Value:
         return collective(flow, site, name, api.collectives[dotted])
     if dotted.startswith("torch.optim.") and name[:1].isupper():
         parallel = any(is_distributed_group(value) for value in site.values())
-        return Value(OBJECT, refs=(Instance(None, dotted, CERTAIN if parallel else 0),))
+        return Value(OBJECT, refs=(Instance(None, dotted, PARAMETERS if parallel else 0),))
     if name[:1].isupper():
         keep(flow, site)
         return Value(OBJECT | UNKNOWN, refs=(Instance(None, dotted),))

@@ -134,7 +134,7 @@ def attribute_of_instance(
             return distributed_parameter()
         return None
     if ref.parallel:
-        found = parallelised_part(found)
+        found = parallelised_part(found, ref.parallel)
     return found
 
 
@@ -149,10 +149,15 @@ def attribute_of_foreign(ref: Instance, name: str, frame: Frame) -> Value | None
         parameter = (
             distributed_parameter() if ref.parallel else Value(TENSOR, frame.context, KNOWN, marks=PARAMETER)
         )
-        return sequence_of(mapping_of(join(sequence_of(parameter), UNKNOWN_VALUE)))
+        return parameter_groups(parameter)
     if ref.parallel and not ref.dotted.startswith("torch.optim"):
         return Value(UNKNOWN, refs=(Instance(None, "", ref.parallel),))
     return None
+
+
+def parameter_groups(parameter: Value) -> Value:
+    """``optimizer.param_groups`` of an optimizer of such parameters."""
+    return sequence_of(mapping_of(join(sequence_of(parameter), UNKNOWN_VALUE)))
 
 
 def distributed_parameter() -> Value:
@@ -160,20 +165,35 @@ def distributed_parameter() -> Value:
     return Value(TENSOR, CERTAIN, KNOWN, PARALLEL_WHY, PARAMETER)
 
 
-def parallelised_part(value: Value) -> Value:
+def parallelised_part(value: Value, how: int) -> Value:
     """An attribute of a parallelised module: its parameters are distributed, and those of its submodules."""
     if value.kinds & TENSOR and value.marks & PARAMETER:
         return value.replaced(level=CERTAIN, why=PARALLEL_WHY)
-    return parallelised(value) if any(isinstance(ref, Instance) for ref in value.refs) else value
+    return parallelised(value, how) if any(isinstance(ref, Instance) for ref in value.refs) else value
 
 
-def parallelised(value: Value) -> Value:
-    """A module after parallelize_module and the like."""
-    refs = tuple(ref._replace(parallel=CERTAIN) if isinstance(ref, Instance) else ref for ref in value.refs)
+def own_parameter(flow: Flow, info: ClassInfo, depth: int = 3) -> Value | None:
+    """A parameter that a module of the file makes as a distributed tensor, itself or in a submodule."""
+    prepare(flow, info)
+    for ancestor in info.ancestors():
+        for value in ancestor.attributes.values():
+            if value.level == CERTAIN and value.marks & PARAMETER:
+                return value
+            for ref in value.refs if depth else ():
+                if isinstance(ref, Instance) and ref.info is not None and ref.info is not info:
+                    found = own_parameter(flow, ref.info, depth - 1)
+                    if found is not None:
+                        return found
+    return None
+
+
+def parallelised(value: Value, how: int) -> Value:
+    """A module after parallelize_module and the like; ``how`` is PARAMETERS or THROUGHOUT."""
+    refs = tuple(ref._replace(parallel=how) if isinstance(ref, Instance) else ref for ref in value.refs)
     if not any(isinstance(ref, Instance) for ref in refs):
-        refs = (*(ref for ref in refs if not isinstance(ref, NameRef)), Instance(None, "", CERTAIN))
-    element = parallelised_part(value.element) if value.element is not None else None
-    items = tuple(parallelised_part(item) for item in value.items) if value.items is not None else None
+        refs = (*(ref for ref in refs if not isinstance(ref, NameRef)), Instance(None, "", how))
+    element = parallelised_part(value.element, how) if value.element is not None else None
+    items = tuple(parallelised_part(item, how) for item in value.items) if value.items is not None else None
     return value.replaced(refs=refs, element=element, items=items)
 
 

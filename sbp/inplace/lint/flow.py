@@ -279,11 +279,14 @@ class Flow:
         if item_hits(base, target.slice, index, frame.context):
             self.report_item(target, base, frame, node)
             return
-        if isinstance(target.value, ast.Name) and base.kinds & (SEQUENCE | MAPPING | UNKNOWN):
+        if isinstance(target.value, ast.Name):
             stored = value.with_marks(drop=FRESH | BORROWED)
             if base.kinds & (SEQUENCE | MAPPING):
                 element = stored if not base.items and base.element is None else join(base.elements(), stored)
                 frame.names[target.value.id] = base.replaced(items=None, element=element)
+            elif index.kinds == TEXT and base.kinds == UNKNOWN:
+                # Only a mapping takes a string.
+                frame.names[target.value.id] = Value(MAPPING | UNKNOWN, element=stored)
         self.release(getattr(node, "value", None), frame)
 
     def report_item(self, target: ast.Subscript, base: Value, frame: Frame, node: ast.AST) -> None:

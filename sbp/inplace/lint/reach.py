@@ -133,16 +133,16 @@ def positional_inplace(text: str) -> list[int]:
     return found
 
 
-def makes_inplace_modules(text: str) -> list[int]:
-    """Where ``inplace`` is given, by name or by position."""
-    return [*places(text, "inplace"), *positional_inplace(text)]
+def hands_out(text: str) -> list[int]:
+    """Where modules are told to work in place, or hooks are handed to them: outside of forward() too."""
+    return [*places(text, "inplace"), *places(text, "_hook("), *positional_inplace(text)]
 
 
 class Reach:
     """The functions of one file that matter, by the identity of their nodes.
 
     ``wanted`` lead to a write; ``sourced`` may hold a distributed tensor, because one is made in them or in
-    something that they mention; ``making`` make modules that work in place.
+    something that they mention; ``making`` make modules that work in place, or hand hooks to modules.
     """
 
     def __init__(self, tree: ast.Module, text: str, sources: Iterable[str]) -> None:
@@ -151,7 +151,7 @@ class Reach:
         self.parts = sorted(functions_of(tree.body, None), key=lambda part: part.lines)
         self.first_lines = [part.lines[0] for part in self.parts]
         self.loose = list(loose_statements(tree.body, None))
-        self.making = {id(part.node) for part in self.at(makes_inplace_modules(text))}
+        self.making = {id(part.node) for part in self.at(hands_out(text))}
         self.wanted = self.closure(write_offsets(text))
         made = {offset for word in sources for offset in mentions(text, word)}
         self.sourced = self.closure(made, attributes=True) if made else set()

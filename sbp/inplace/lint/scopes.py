@@ -11,6 +11,10 @@ from sbp.inplace.lint.values import Value
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
+# How a module is parallelised.
+PARAMETERS, THROUGHOUT = 1, 2
+
+
 class NameRef(NamedTuple):
     """Something imported or built in, by its full name: ``torch.nn.functional.relu``, ``builtins.len``."""
 
@@ -41,8 +45,8 @@ class ClassRef(NamedTuple):
 class Instance(NamedTuple):
     """An object: of a class of this file (``info``) or of another (``dotted``).
 
-    ``parallel`` is CERTAIN when the object is a module whose parameters are distributed tensors (or an optimizer
-    of such parameters).
+    ``parallel`` is not 0 when the object is a module whose parameters are distributed tensors (or an optimizer of
+    such parameters): PARAMETERS, or THROUGHOUT when its outputs are distributed too.
     """
 
     info: ClassInfo | None

@@ -344,6 +344,8 @@ class Lead:
             "worlds": session.worlds,
             "complete": (not self.stopped or in_budget) and len(self.verdicts) == self.planned,
             "stopped": self.stopped,
+            # Whether every trial of the default run was there: only then can an entry be said to match nothing.
+            "whole": whole,
             "seconds": round(seconds, 3),
             "subject_seconds": round(session.timing.subject, 3),
             "harness_seconds": round(session.timing.harness, 3),
@@ -361,7 +363,9 @@ class Lead:
         print_summary(console, summary)
         if self.stopped:
             console.print(f"stopped: {self.stopped}", markup=False)
-        if not summary["complete"] or not self.verdicts:
+        # A part of a run may have no case of its own; a whole one without a verdict is never a success.
+        nothing_to_do = bool(self.options.shard) and self.closing.get("done", False)
+        if not summary["complete"] or not (self.verdicts or nothing_to_do):
             return complain("the run is incomplete" if self.verdicts else "no verdict at all", INCOMPLETE)
         return FAILED if summary["unexpected"] else OK
 

@@ -133,7 +133,8 @@ def covering_array(
     if count == 0:
         return [()]
     if count == 1:
-        return [tuple([value]) for value in range(levels[0])][:most]
+        alone: list[tuple[int, ...]] = [(value,) for value in range(levels[0])]
+        return alone[:most]
     random = np.random.default_rng(stable_seed("covering", levels))
     offsets = np.concatenate([[0], np.cumsum(levels)]).astype(int)
     total = int(offsets[-1])

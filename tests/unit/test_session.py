@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbp.trial import Trial
 from sbp.results import ResultsError, ResultsWriter
 from sbp.session import Session, WorldError
+from sbp.trial import Trial
 from sbp.verdict.compare import Observed, compare_all
 
 TRIAL = Trial("modules", "Linear(8,12):4x8", "4", {"input": "S(0)"})

@@ -3,8 +3,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
-prepare_environment run,mpich,test
+prepare_environment run,mpich,fuzz,flake8,test
 export PATH="$VENV/bin:$PATH" OMP_NUM_THREADS=1
+
+# The HTML page is tried in a real browser, the shell scripts are checked. Where they cannot be had, the tests that
+# need them say that they were skipped.
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  for package in chromium shellcheck; do
+    command -v "$package" >/dev/null && continue
+    { apt-get -qq update && apt-get -qq install --yes --no-install-recommends "$package"; } >/dev/null 2>&1 ||
+      echo "could not install $package; its tests are skipped" >&2
+  done
+fi
 
 step() { printf '\n== %s\n' "$*"; "$@"; }
 

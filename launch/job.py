@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.ranks import Announced, Channel, LaunchError, LoneChannel, MpiChannel, announced, open_channel
-from launch.supervisor import IDLE_INTERVAL, Settings, Side, Supervisor, WarmFailure
+from launch.network import LOOPBACK, Place, interfaces, loopback_interface, open_everywhere, reach
+from launch.ranks import Announced, Channel, LaunchError, announced, open_channel
+from launch.sockets import ChannelLost
+from launch.supervisor import IDLE_INTERVAL, Settings, Side, SideError, Supervisor, WarmFailure
 from launch.wire import ConnectionClosed, decode, encode
 from launch.worker import WorkerContext
 
@@ -68,10 +69,11 @@ class _Relay:
     """One rank's part: does what rank 0 says with the worker of its rank, and says what became of it. Rank 0 has
     one as well, which it calls instead of sending messages."""
 
-    def __init__(self, supervisor: Supervisor, hosts: list[str], rank: int) -> None:
+    def __init__(self, supervisor: Supervisor, hosts: list[str], rank: int, place: Place) -> None:
         self.supervisor = supervisor
         self.rank = rank
         self.hosts = hosts
+        self.place = place
         self.number = -1  # of the request that the worker is at, -1 for none
 
     def fork(self, world: int) -> dict[str, Any]:
@@ -87,8 +89,12 @@ class _Relay:
             tuple(dict.fromkeys(self.hosts)),
             world,
         )
+        variables = {"LOCAL_RANK": str(context.local_rank), "LOCAL_WORLD_SIZE": str(context.local_size)}
+        if self.place.interface:
+            # gloo would listen on whatever the host's name resolves to.
+            variables["GLOO_SOCKET_IFNAME"] = self.place.interface
         try:
-            self.supervisor.start_worker(context)
+            self.supervisor.start_worker(context, variables)
         except WarmFailure as error:
             return {"what": "forked", "failure": str(error)}
         return {"what": "forked", "failure": ""}
@@ -208,16 +214,18 @@ class Job:
         size: the number of ranks.
         ranks: who they are.
         launcher: what started them, with its version.
+        address: where the first rank's host is reached by all ranks; loopback where all are on one host.
         world_number: counts the worlds of workers.
         on_new_world: called after workers were forked, before the next request reaches them; makes them a world.
     """
 
     def __init__(
-        self, settings: Settings, supervisor: Supervisor, channel: Channel, hosts: list[str]
+        self, settings: Settings, supervisor: Supervisor, channel: Channel, hosts: list[str], place: Place
     ) -> None:
         self.settings = settings
         self.size = channel.size
         self.launcher = channel.launcher
+        self.address = place.address
         self.world_number = 0
         self.on_new_world: Callable[[Job], None] | None = None
         self.ranks = [
@@ -225,7 +233,7 @@ class Job:
             for rank, host in enumerate(hosts)
         ]
         self._channel = channel
-        self._relay = _Relay(supervisor, hosts, 0)
+        self._relay = _Relay(supervisor, hosts, 0, place)
         self._supervisor = supervisor
         self._number = 0
         self._world_alive = False
@@ -426,8 +434,7 @@ class Job:
         for rank in range(1, self.size):
             self._channel.send(rank, encode({"what": "close"}))
         self._supervisor.close()
-        if isinstance(self._channel, MpiChannel):
-            self._channel.finish()
+        self._channel.finish()
 
     def abort(self) -> None:
         """End the job at once, on all ranks, without asking them."""
@@ -479,25 +486,79 @@ def start(settings: Settings) -> Job | int:
     found = announced() or Announced("single", 1, 0)
     # The imports of the warm process overlap with those of MPI.
     supervisor = Supervisor(settings, found.rank)
+    sides: list[Side] = []
+
+    def exchange(argument: dict[str, Any]) -> str:
+        """Has a process that may import torch talk to the launcher's store."""
+        assert settings.exchange is not None
+        sides.append(supervisor.side(settings.exchange, argument))
+        text = sides[-1].receive(120)
+        if text is None:
+            raise LaunchError("the launcher's store does not answer")
+        return str(text)
+
     try:
-        channel = open_channel()
-    except LaunchError as error:
+        channel = open_channel(exchange if settings.exchange else None)
+        hosts = channel.all_hosts()
+        place = _meet(channel, hosts)
+    except (LaunchError, SideError, WarmFailure) as error:
         supervisor.close()
         if found.rank == 0:
             print(f"launch: {error}", file=sys.stderr)
         return 2
-    hosts = channel.all_hosts() if not isinstance(channel, LoneChannel) else [socket.gethostname()]
+    finally:
+        for side in sides:
+            side.close()
     if channel.rank == 0:
         _stop_on_signals()
-        return Job(settings, supervisor, channel, hosts)
+        return Job(settings, supervisor, channel, hosts, place)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends the job in order
     try:
-        _serve(_Relay(supervisor, hosts, channel.rank), channel)
+        _serve(_Relay(supervisor, hosts, channel.rank, place), channel)
+    except ChannelLost as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 1
     finally:
         supervisor.close()
-    if isinstance(channel, MpiChannel):
-        channel.finish()
+    channel.finish()
     return 0
+
+
+def _meet(channel: Channel, hosts: list[str]) -> Place:
+    """Agree on the address at which the first rank's host is reached. Raises LaunchError where there is none."""
+    if len(set(hosts)) == 1:
+        return Place(LOOPBACK, loopback_interface())
+
+    def hear() -> dict[str, Any]:
+        end, pace = time.monotonic() + _SUPERVISOR_PATIENCE, _Pace(0.01)
+        while (arrived := channel.receive()) is None:
+            if time.monotonic() > end:
+                raise LaunchError("the ranks do not agree on an address: one does not answer")
+            pace.wait(None)
+        message: dict[str, Any] = decode(arrived[1])
+        return message
+
+    if channel.rank > 0:
+        found = reach(hear()["doors"])
+        channel.send(0, encode({"reached": list(found)}))
+        address = hear()["address"]
+        if not address:
+            raise LaunchError("no address of the first rank's host is reached from all other hosts")
+        return Place(address, found[address])
+    listeners = open_everywhere()
+    doors = {address: listener.getsockname()[1] for address, listener in listeners.items()}
+    for rank in range(1, channel.size):
+        channel.send(rank, encode({"doors": doors}))
+    reached = [set(hear()["reached"]) for _ in range(1, channel.size)]
+    address = next((door for door in doors if all(door in some for some in reached)), "")
+    for listener in listeners.values():
+        listener.close()
+    for rank in range(1, channel.size):
+        channel.send(rank, encode({"address": address}))
+    if not address:
+        tried = ", ".join(doors) or "it has none but loopback"
+        raise LaunchError(f"no address of {hosts[0]} ({tried}) is reached from all other hosts")
+    return Place(address, interfaces()[address])
 
 
 def _stop_on_signals() -> None:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 _SET_PARENT_DEATH_SIGNAL = 1
 # What a launcher tells its ranks; a worker that saw these would believe to be a rank of the launcher itself.
 _LAUNCHER_PREFIXES = (
-    "PMI_", "PMIX_", "PMI2_", "MPI_", "MPIEXEC_", "MPICH_", "HYDRA_", "HYDI_", "OMPI_", "PRTE_", "OPAL_", "SLURM_",
-)  # fmt: skip
-_LAUNCHER_NAMES = ("GFORTRAN_UNBUFFERED_PRECONNECTED",)
+    *("PMI_", "PMIX_", "PMI2_", "MPI_", "MPIEXEC_", "MPICH_", "HYDRA_", "HYDI_", "OMPI_", "PRTE_", "OPAL_"),
+    *("SLURM_", "SBP_LAUNCH_", "TORCHELASTIC_", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_", "LOCAL_RANK"),
+    "LOCAL_WORLD_SIZE",
+)
+_LAUNCHER_NAMES = ("GFORTRAN_UNBUFFERED_PRECONNECTED", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def die_with_parent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
@@ -13,11 +14,22 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
-# Launcher -> the variables that hold the number of ranks and the rank. The first that is set counts.
+from launch.network import LOOPBACK, distinct_names, host_identity
+from launch.sockets import ChannelLost, gather, join, new_token
+
+# Launcher -> the variables that hold the number of ranks and the rank, and others that must be set too. The first that
+# fits counts: mpirun may itself run within a Slurm job, and either of them may have been started by torchrun.
 _SIZES = {
     "mpich": ("PMI_SIZE", "PMI_RANK"),
     "openmpi": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    "spawned": ("SBP_LAUNCH_SIZE", "SBP_LAUNCH_RANK", "SBP_LAUNCH_PORT", "SBP_LAUNCH_TOKEN"),
+    "torchrun": ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
+    # Without SLURM_STEP_ID it is the script of a batch job, which is no rank.
+    "slurm": ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID"),
 }
+_MPI_LAUNCHERS = ("mpich", "openmpi")
+# How long the other ranks may take to come, in seconds.
+_PATIENCE = 120.0
 
 
 class LaunchError(RuntimeError):
@@ -35,12 +47,15 @@ class Announced:
 
 def announced() -> Announced | None:
     """What the environment says of a launcher; None outside a job."""
-    for launcher, (size, rank) in _SIZES.items():
-        if size in os.environ:
+    for launcher, (size, rank, *others) in _SIZES.items():
+        if size in os.environ and all(name in os.environ for name in others):
             try:
-                return Announced(launcher, int(os.environ[size]), int(os.environ.get(rank, "0")))
+                found = Announced(launcher, int(os.environ[size]), int(os.environ.get(rank, "0")))
             except ValueError:
                 continue
+            # torchrun and srun start single processes too, which need nobody to talk to.
+            if found.size > 1 or launcher in _MPI_LAUNCHERS or launcher == "spawned":
+                return found
     return None
 
 
@@ -73,6 +88,9 @@ class Channel(Protocol):
     def abort(self) -> None:
         """End all ranks at once."""
 
+    def finish(self) -> None:
+        """Wait a moment for messages that are on their way."""
+
 
 class LoneChannel:
     """The channel of a single process."""
@@ -92,6 +110,9 @@ class LoneChannel:
 
     def abort(self) -> None:
         os._exit(1)
+
+    def finish(self) -> None:
+        return
 
 
 class MpiChannel:
@@ -124,8 +145,7 @@ class MpiChannel:
         return status.Get_source(), bytes(data)
 
     def all_hosts(self) -> list[str]:
-        hosts: list[str] = self._communicator.allgather(socket.gethostname())
-        return hosts
+        return distinct_names(self._communicator.allgather(host_identity()))
 
     def abort(self) -> None:
         self._communicator.Abort(1)
@@ -138,14 +158,97 @@ class MpiChannel:
             time.sleep(0.001)
 
 
-def open_channel() -> Channel:
-    """The channel to the other ranks: MPI where a launcher started several, else none is needed.
+Exchange = Callable[[dict[str, Any]], str]
 
-    Raises LaunchError where mpi4py is missing, or where the launcher and the MPI library do not belong together.
+
+def open_channel(exchange: Exchange | None = None) -> Channel:
+    """The channel to the other ranks: MPI where mpirun started them, sockets where something else did; alone, none
+    is needed.
+
+    Args:
+        exchange: tells the first rank's text to all others through the store whose address the launcher gave.
+
+    Raises LaunchError where mpi4py is missing, where the launcher and the MPI library do not belong together, or
+    where ranks do not find each other.
     """
     found = announced()
     if found is None:
         return LoneChannel()
+    channel = _open_mpi(found) if found.launcher in _MPI_LAUNCHERS else _open_sockets(found, exchange)
+    _abort_on_error(channel)
+    return channel
+
+
+def _open_sockets(found: Announced, exchange: Exchange | None) -> Channel:
+    rank, size, name = found.rank, found.size, found.launcher
+    try:
+        if name == "spawned":
+            port, token = int(os.environ["SBP_LAUNCH_PORT"]), os.environ["SBP_LAUNCH_TOKEN"]
+            if rank == 0:
+                listener = socket.socket(fileno=int(os.environ["SBP_LAUNCH_LISTENER"]))
+                return gather(listener, size, token, "spawned", _PATIENCE)
+            return join(LOOPBACK, port, rank, size, token, "spawned", _PATIENCE)
+        if exchange is None:
+            raise LaunchError(f"{name} started {size} ranks, but this program only works under mpirun")
+        master = slurm_master() if name == "slurm" else torch_master()
+        if rank > 0:
+            address, number, token = exchange({**vars(master), "rank": rank, "size": size}).split()
+            return join(address, int(number), rank, size, token, name, _PATIENCE)
+        # The address that the launcher gave everybody is one that all reach.
+        address = LOOPBACK if master.one_host else socket.gethostbyname(master.address)
+        token = new_token()
+        with socket.create_server((address, 0), backlog=size) as listener:
+            text = f"{address} {listener.getsockname()[1]} {token}"
+            exchange({**vars(master), "rank": 0, "size": size, "text": text})
+            return gather(listener, size, token, name, _PATIENCE)
+    except (ChannelLost, OSError, KeyError, ValueError) as error:
+        raise LaunchError(f"{name} started {size} ranks, but they do not find each other: {error}") from error
+
+
+@dataclass(frozen=True)
+class Master:
+    """Where the launcher has the ranks meet.
+
+    Attributes:
+        address, port: of a store.
+        one_host: whether all ranks are on one host.
+        served: whether the launcher itself runs the store.
+    """
+
+    address: str
+    port: int
+    one_host: bool
+    served: bool
+
+
+def torch_master() -> Master:
+    """The store of torchrun, or of anything else that sets the same variables."""
+    variables = os.environ
+    return Master(
+        variables["MASTER_ADDR"],
+        int(variables["MASTER_PORT"]),
+        variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"],
+        variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def slurm_master() -> Master:
+    """A store on the first host of a Slurm step, on a port that follows from the job's and the step's number."""
+    variables = os.environ
+    nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_NODELIST", "")
+    one_host = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES", "1")) == "1"
+    number = int(variables.get("SLURM_JOB_ID", "0")) * 17 + int(variables["SLURM_STEP_ID"])
+    return Master(LOOPBACK if one_host else first_host(nodes), 20_000 + number % 12_000, one_host, False)
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list of hosts: ``gpu[03-05,9],cpu1`` -> ``gpu03``."""
+    match = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    assert match is not None
+    return f"{match[1]}{match[2] or ''}{match[3] or ''}"
+
+
+def _open_mpi(found: Announced) -> MpiChannel:
     try:
         with warnings.catch_warnings():
             # It warns of a launcher that does not fit in several lines on every rank; here it is refused in one.
@@ -164,11 +267,10 @@ def open_channel() -> Channel:
             f"mpirun started {found.size} ranks, but the MPI library ({channel.launcher}) sees {channel.size}: "
             "the launcher and the library do not belong together; use the mpirun of this environment"
         )
-    _abort_on_error(channel)
     return channel
 
 
-def _abort_on_error(channel: MpiChannel) -> None:
+def _abort_on_error(channel: Channel) -> None:
     """An exception that nobody catches ends the whole job: a rank that leaves alone would hang the rest."""
     before: Callable[[type[BaseException], BaseException, TracebackType | None], Any] = sys.excepthook
 

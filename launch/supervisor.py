@@ -55,6 +55,9 @@ class Settings:
             other ranks.
         grace: how many seconds the other ranks get at the most once one has failed. Those that wait for it in a
             collective are stopped at once in any case; without a limit, those that compute get their full time.
+        exchange: ``package.module:function``, run in a process of its own with ``(argument, connection)`` on each rank
+            that torchrun or Slurm started. It hands the first rank's ``argument["text"]`` to the others through the
+            store at ``address``, ``port``, which the first rank's must hold itself unless ``served``.
     """
 
     entry: str
@@ -67,6 +70,7 @@ class Settings:
     output_directory: str | None = None
     waiting_files: tuple[str, ...] = ("/torch/distributed/",)
     grace: float = math.inf
+    exchange: str | None = None
 
 
 class WarmFailure(RuntimeError):
@@ -150,31 +154,41 @@ class Supervisor:
             )
         self._control = ours
 
-    def start_worker(self, context: WorkerContext, timeout: float = 120.0) -> None:
-        """Start this rank's worker of a new world; the old one must be gone. Raises WarmFailure."""
+    def start_worker(
+        self, context: WorkerContext, variables: Mapping[str, str] | None = None, timeout: float = 120.0
+    ) -> None:
+        """Start this rank's worker of a new world; the old one must be gone. ``variables`` are added to its
+        environment unless it has them already. Raises WarmFailure."""
         assert self.worker is None
         ours, theirs = socket.socketpair()
         stacks = os.memfd_create("stacks")
         output = self._output
         try:
             if self.settings.fork:
-                request = {"kind": "worker", "entry": self.settings.entry, "context": vars(context)}
+                request = {
+                    "kind": "worker",
+                    "entry": self.settings.entry,
+                    "context": vars(context),
+                    "environment": dict(variables or {}),
+                }
                 pid = self._fork(request, [theirs.fileno(), stacks, output], timeout)
                 child = None
             else:
-                child = self._fresh(context, [theirs.fileno(), stacks, output])
+                child = self._fresh(context, variables or {}, [theirs.fileno(), stacks, output])
                 pid = child.pid
         finally:
             theirs.close()
         self.worker = Worker(pid, Connection(ours), stacks, child)
 
-    def _fresh(self, context: WorkerContext, files: list[int]) -> subprocess.Popen[bytes]:
+    def _fresh(
+        self, context: WorkerContext, variables: Mapping[str, str], files: list[int]
+    ) -> subprocess.Popen[bytes]:
         words = [self.settings.python or sys.executable, "-m", "launch.worker", *map(str, files)]
         return subprocess.Popen(
             [*words, self.settings.entry, encode(vars(context)).hex()],
             pass_fds=files,
             stdin=subprocess.DEVNULL,
-            env=self._environment(),
+            env={**variables, **self._environment()},
         )
 
     def _fork(self, request: dict[str, Any], files: Sequence[int], timeout: float) -> int:

@@ -122,6 +122,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         settle(stacks, output)
         gc.unfreeze()
         if request["kind"] == "worker":
+            for name, value in request["environment"].items():
+                os.environ.setdefault(name, value)
             serve(socket.socket(fileno=sock), request["entry"], WorkerContext(**request["context"]))
         else:
             run_side(socket.socket(fileno=sock), request["entry"], request["argument"])

@@ -106,10 +106,11 @@ def decode(data: bytes) -> Any:
 
 
 class Connection:
-    """Framed messages over a connected stream socket."""
+    """Framed messages over a connected stream socket. Messages longer than ``longest`` bytes are not accepted."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, longest: int | None = None) -> None:
         self.socket = sock
+        self.longest = longest
         self._buffer = bytearray()
 
     def fileno(self) -> int:
@@ -134,7 +135,7 @@ class Connection:
         """The next message, still encoded; None after ``timeout`` seconds without one. Raises ConnectionClosed."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            whole = self._take()
+            whole = self.take()
             if whole is not None:
                 return whole
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -143,17 +144,20 @@ class Connection:
                 return None
             try:
                 part = self.socket.recv(1 << 20)
-            except (ConnectionResetError, OSError) as error:
+            except BlockingIOError:
+                continue
+            except OSError as error:
                 raise ConnectionClosed(str(error)) from error
             if not part:
                 raise ConnectionClosed("the other end closed the connection")
             self._buffer += part
 
-    def _take(self) -> bytes | None:
+    def take(self) -> bytes | None:
+        """A message that was received whole together with an earlier one, still encoded; else None."""
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > MOST_BYTES:
+        if length > (self.longest or MOST_BYTES):
             raise ConnectionClosed(f"a message of {length} bytes is more than can be right")
         end = _LENGTH.size + length
         if len(self._buffer) < end:

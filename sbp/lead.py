@@ -47,7 +47,11 @@ def make_settings(options: argparse.Namespace) -> launch.Settings:
     """
     check_options(options)
     return launch.Settings(
-        entry="sbp.worker:start", preload=PRELOAD, preload_later=PRELOAD_LATER, seed=options.seed
+        entry="sbp.worker:start",
+        preload=PRELOAD,
+        preload_later=PRELOAD_LATER,
+        seed=options.seed,
+        exchange="sbp.exchange:share",
     )
 
 

@@ -35,6 +35,7 @@ class Job(Protocol):
     """The part of launch.Job that a session uses."""
 
     size: int
+    address: str
     on_new_world: Callable[[Any], None] | None
 
     def call(
@@ -145,14 +146,14 @@ class Session:
         job: the ranks.
         timeout: a trial's deadline in seconds.
         backend: of torch.distributed.
-        host: where the first rank's rendezvous listens.
+        host: where the first rank's rendezvous listens; where all ranks reach it, without.
     """
 
-    def __init__(self, job: Job, timeout: float, backend: str = "gloo", host: str = "127.0.0.1") -> None:
+    def __init__(self, job: Job, timeout: float, backend: str = "gloo", host: str | None = None) -> None:
         self.job = job
         self.timeout = timeout
         self.backend = backend
-        self.host = host
+        self.host = host or job.address
         self.timing = Timing()
         self.worlds = 0
         self._prepared = ""

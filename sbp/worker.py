@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import time
 import traceback
 from collections import OrderedDict
@@ -60,10 +61,19 @@ class Worker:
 
     def do_open(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """On the first rank only: open the rendezvous on a free port and say which."""
+        # Left to itself the store would listen on all of the host's addresses.
+        listener = socket.create_server((request["host"], 0), backlog=self.size)
+        port = listener.getsockname()[1]
         self._store = dist.TCPStore(
-            request["host"], 0, self.size, is_master=True, wait_for_workers=False, timeout=_seconds(request)
+            request["host"],
+            port,
+            self.size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_seconds(request),
+            master_listen_fd=listener.detach(),
         )
-        return {"port": self._store.port}
+        return {"port": port}
 
     def do_join(self, request: Mapping[str, Any]) -> None:
         """Become one rank of the torch.distributed world."""

@@ -52,6 +52,7 @@ class PlayedJob:
     """Answers each call for a trial with what ``play`` gives for its number."""
 
     size = 4
+    address = "127.0.0.1"
 
     def __init__(self, play: Callable[[int], list[Reply]], scale: float = 1.0) -> None:
         self.play, self.scale = play, scale

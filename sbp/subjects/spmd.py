@@ -101,7 +101,10 @@ class Loader:
             loaded = [self.load(local, part) for part in spec.parts]
             try:
                 whole = spec.pack(*(tensor for _, tensor in loaded))
-            except ValueError as error:
+            except (
+                ValueError,
+                RuntimeError,
+            ) as error:  # numpy's and torch's words for shapes that do not fit
                 raise CaseError(f"case {self.case.name}: {local}: {error}") from error
             return Part(tuple(whole.shape), packing=spec, parts=tuple(part for part, _ in loaded)), whole
         return self._cut(local, spec, {})

@@ -31,10 +31,19 @@ ROWS_TO_CHOOSE_FROM = 30
 MOST_TENSORS_ON_SEVERAL_AXES = 10
 
 OPTIMIZERS: dict[str, Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]] = {
-    "SGD": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9, weight_decay=0.01),
+    # Fractions of powers of two: exact in float32 too, which is what some frameworks keep these numbers in.
+    "SGD": lambda named: torch.optim.SGD(
+        [p for _, p in named], lr=0.125, momentum=0.875, weight_decay=2.0**-7
+    ),
     # AdamW divides by the gradient's size: where that is nothing but rounding (the bias of attention keys), a small
     # eps would blow it up to a difference that is no fault.
-    "AdamW": lambda named: torch.optim.AdamW([p for _, p in named], lr=0.01, weight_decay=0.1, eps=1e-4),
+    "AdamW": lambda named: torch.optim.AdamW(
+        [p for _, p in named],
+        lr=2.0**-7,
+        betas=(0.875, 1 - 2.0**-8),
+        weight_decay=0.125,
+        eps=2.0**-13,
+    ),
 }
 
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from sbp.trial import stable_seed
 
 # The dtype in which an operator is sampled is the first of these that it takes: float64 where a value can be compared
 # best, then what is left.
 _DTYPES = (torch.float64, torch.complex128, torch.int64, torch.bool, torch.float32, torch.bfloat16)
+
+
+# The sizes of most of the database's samples are named S, M, L and XS: 5, 10, 20 and 3.
+_EVEN_SIZES = {"S": 6, "M": 12, "L": 24, "XS": 4}
+# How many samples of an operator are looked at in search of different kinds.
+_LOOKED_AT = 100
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,68 @@ class Operator:
 
     def samples(self, most: int | None = None) -> Iterator[OperatorSample]:
         """The sample calls, the same on every call in every process; ``most`` of them, spread over all."""
-        torch.manual_seed(stable_seed("op_db", self.name) % 2**31)
-        found = [
-            OperatorSample((sample.input, *sample.args), dict(sample.kwargs))
-            for sample in self._info.sample_inputs("cpu", self.dtype, requires_grad=False)
-        ]
+        found = self._samples(0, None)
         count = len(found) if most is None else min(most, len(found))
         for number in range(count):
             yield found[number * len(found) // count]
+
+    def variants(self, most: int) -> list[list[OperatorSample]]:
+        """Sample calls of different kinds, at most so many, each with the same call in other sizes and values beside
+        it. The first of each has sizes that two, three or four ranks can share evenly, the second has not."""
+        columns = [
+            self._samples(seed, sizes, _LOOKED_AT) for seed in range(2) for sizes in (_EVEN_SIZES, None)
+        ]
+        by_kind: dict[str, list[OperatorSample]] = {}
+        for row in zip(*columns):
+            if any(isinstance(leaf, torch.Tensor) and leaf.numel() == 0 for leaf in tree_leaves(row[0].args)):
+                continue
+            by_kind.setdefault(_kind_of(row[0]), list(row))
+        kinds = list(by_kind.values())
+        count = min(most, len(kinds))
+        return [kinds[number * len(kinds) // count] for number in range(count)]
+
+    def _samples(
+        self, seed: int, sizes: Mapping[str, int] | None, most: int | None = None
+    ) -> list[OperatorSample]:
+        torch.manual_seed(stable_seed("op_db", self.name, *([seed] if seed else [])) % 2**31)
+        with _with_sizes(sizes or {}):
+            samples = self._info.sample_inputs("cpu", self.dtype, requires_grad=False)
+            return [
+                OperatorSample((sample.input, *sample.args), dict(sample.kwargs))
+                for sample in itertools.islice(samples, most)
+            ]
+
+
+def _kind_of(sample: OperatorSample) -> str:
+    """What a call is but for its sizes: numbers of dimensions, where a dimension has one element, other arguments."""
+    words = []
+    for leaf in tree_leaves((sample.args, sample.kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            words.append(f"{leaf.dtype}{[size == 1 for size in leaf.shape]}{leaf.is_contiguous()}")
+        else:
+            words.append(repr(leaf))
+    return f"{words}{sorted(sample.kwargs)}"
+
+
+@contextlib.contextmanager
+def _with_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Have the database draw its samples in other sizes: they are global names in its modules."""
+    changed = []
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__name__", "")
+        if not (
+            name.startswith("torch.testing._internal.opinfo") or name.endswith("common_methods_invocations")
+        ):
+            continue
+        for word, size in sizes.items():
+            if type(getattr(module, word, None)) is int:
+                changed.append((module, word, getattr(module, word)))
+                setattr(module, word, size)
+    try:
+        yield
+    finally:
+        for module, word, size in changed:
+            setattr(module, word, size)
 
 
 def operators() -> Iterator[Operator]:

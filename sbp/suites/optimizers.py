@@ -121,6 +121,7 @@ def _label(function: Any, taken: Mapping[str, Any]) -> str:
 def _unknown(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, variants(), n=3, cutoff=0.5)
+    known = {variant.lower(): variant for variant in variants()}
+    near = [known[word] for word in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(near)}?" if near else "such as AdamW, AdamW:amsgrad, AdamW:foreach"
     return f"Train.optimizer: there is no optimizer {name!r}; {hint}"

@@ -144,7 +144,7 @@ def collect(target: str) -> dict[str, Case]:
             if not label.startswith("__"):
                 take(getattr(module, label))
         if not found:
-            raise SuiteError(f"{target} has no cases; put @sbp.trial before a function that builds one")
+            raise SuiteError(f"{target} has no cases; put @sbp.case before a function that builds one")
         return found
     value: Any = module
     for word in what.split("."):
@@ -333,7 +333,7 @@ class UserSuite:
             **{f"grad_{name}": (v.ndim, v.dtype.kind) for name, v in reference.cotangents.items()},
         }
         for mesh in self._meshes(case, options):
-            declared = {name: show(sbp) for name, sbp in resolve_all(case, mesh).items()}
+            declared = {name: show(sbp) for name, sbp in self._resolve(case, mesh).items()}
             fixed = {**declared, **(options.placements or {})}
             for name in fixed:
                 if name not in tensors:
@@ -366,7 +366,7 @@ class UserSuite:
         for mesh in self._meshes(case, options):
             placed = {
                 name: show(sbp)
-                for name, sbp in resolve_all(case, mesh).items()
+                for name, sbp in self._resolve(case, mesh).items()
                 if any(placement != B for placement in sbp)
             }
             for dtype in (LOW_DTYPE,) if case.autocast else options.dtypes:
@@ -382,6 +382,12 @@ class UserSuite:
                         options.device,
                         case.subject,
                     )
+
+    def _resolve(self, case: Case, mesh: Mesh) -> dict[str, SBP]:
+        try:
+            return resolve_all(case, mesh)
+        except CaseError as error:
+            raise SuiteError(f"{self.name}: {error}") from error
 
     def _meshes(self, case: Case, options: PlanOptions) -> list[Mesh]:
         """The meshes of a case: its own, else those asked for that have its number of axes. None, with a note in
@@ -441,7 +447,7 @@ def recipe_of(case: Case) -> Recipe:
 
 
 def resolve_all(case: Case, mesh: Mesh) -> dict[str, SBP]:
-    """Every placement that the case declares, on a mesh. Raises SuiteError where it does not fit."""
+    """Every placement that the case declares, on a mesh. Raises CaseError where it does not fit."""
     found: dict[str, SBP] = {}
     for name, placed in case.placements.items():
         try:
@@ -451,7 +457,7 @@ def resolve_all(case: Case, mesh: Mesh) -> dict[str, SBP]:
                 words = [placed.get(axis, "B") for axis in case.axis_names]
                 found[name] = tuple(parse(word) for word in words)
         except PlacementError as error:
-            raise SuiteError(f"case {case.name}: {name}: {error}") from error
+            raise CaseError(f"case {case.name}: {name}: {error}") from error
     return found
 
 

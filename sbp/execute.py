@@ -221,6 +221,9 @@ class _Run:
                 assert self.side.loss is not None
                 loss = self.side.loss(result, *batch.targets)
                 self.observe(Quantity("loss", VALUE, "{}" + during), loss)
+            inputs = self.program.batch_inputs(batch)
+            for name in self.program.writes:
+                self.observe(Quantity(name, STATE, "{} afterwards" + during), inputs[name])
         # The forward pass writes to buffers, so they are looked at even where the backward pass raises.
         if last:
             for name, buffer in self.side.buffers():

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import launch
+from sbp import foreign
 from sbp._version import __version__
 from sbp.known import Known, KnownError, Usage, describe_stale, load_known
 from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
@@ -28,7 +29,7 @@ from sbp.trial import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
 from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
 
 OLDEST_TORCH = (2, 9)
-SUBJECTS = ("dtensor",)
+SUBJECTS = ("dtensor", *foreign.SUBJECTS)
 DTYPES = ("float64", "float32", "bfloat16", "float16", "complex128")
 # The placements of a case on one mesh that each level tries at most.
 ROWS = {"quick": 4, "default": 8, "full": None}
@@ -46,6 +47,8 @@ def make_settings(options: argparse.Namespace) -> launch.Settings:
     Raises UsageError.
     """
     check_options(options)
+    if options.subject in foreign.SUBJECTS:
+        return foreign.settings(options.subject, options.subject_python, options.seed)
     return launch.Settings(
         entry="sbp.worker:start",
         preload=PRELOAD,
@@ -75,6 +78,11 @@ def check_options(options: argparse.Namespace) -> None:
             compile_expression(options.keyword)
     except (PlacementError, SelectionError) as error:
         raise UsageError(str(error)) from error
+    if options.subject in foreign.SUBJECTS and options.subject_python is None:
+        raise UsageError(
+            f"--subject {options.subject} runs in an interpreter of its own: add --subject-python PATH "
+            "(launch/quickstart-oneflow.sh makes one)"
+        )
     if options.resume is not None and options.results not in (None, options.resume):
         raise UsageError("--resume FILE goes on writing FILE; leave --results out")
     if options.shard is not None:
@@ -163,6 +171,8 @@ def lead(job: Any, options: argparse.Namespace, command: str) -> int:
     """Run everything and return the exit code. Bad input and a world that cannot be made are one line on stderr."""
     try:
         request = planning_request(options, job.size)
+        if options.subject in foreign.SUBJECTS:
+            request["offered"] = foreign.offers(foreign.SUBJECTS[options.subject], options.subject_python)
         if options.list:
             return list_trials(job, request)
         known = load_known(options.known)
@@ -199,7 +209,7 @@ def list_trials(job: Any, request: dict[str, Any]) -> int:
     return OK
 
 
-def run_command(trial: Trial, size: int) -> str:
+def run_command(trial: Trial, size: int, python: str | None = None) -> str:
     """The command that runs just that trial."""
     words = ["mpirun", "-n", str(size), "python", "-m", "sbp.run"]
     words += [trial.suite] if is_users(trial.suite) else [trial.case, "--suite", trial.suite]
@@ -210,6 +220,8 @@ def run_command(trial: Trial, size: int) -> str:
         words += ["--device", trial.device]
     if trial.subject != "dtensor" and not is_users(trial.suite):
         words += ["--subject", trial.subject]
+        if python is not None:
+            words += ["--subject-python", python]
     return shlex.join(words)
 
 
@@ -245,7 +257,7 @@ class Lead:
         console = make_console()
         # The planner first: it plans while the ranks make their world.
         side = self.job.side("sbp.planner:serve", self.request)
-        session = Session(self.job, parse_time(self.options.timeout))
+        session = self._session()
         self.writer.write(self._run_record())
         budget = parse_time(self.options.budget) if self.options.budget else None
         progress = Progressing(console)
@@ -276,6 +288,13 @@ class Lead:
             raise UsageError(self.closing["error"])
         return self._finish(console, session, time.monotonic() - begin)
 
+    def _session(self) -> Session:
+        timeout = parse_time(self.options.timeout)
+        if self.options.subject not in foreign.SUBJECTS:
+            return Session(self.job, timeout)
+        side = self.job.side("sbp.oracle.material:serve", {})
+        return foreign.ForeignSession(self.job, timeout, side, self.request["offered"])
+
     def _take_over(self, done: Verdict) -> None:
         """A trial of the run that is resumed: its verdict stands, known failures are looked up anew."""
         record = done.to_dict("")
@@ -284,7 +303,7 @@ class Lead:
 
     def _one(self, session: Session, trial: Trial) -> Verdict:
         verdict = session.run(trial)
-        record = verdict.to_dict(run_command(trial, self.job.size))
+        record = verdict.to_dict(run_command(trial, self.job.size, self.options.subject_python))
         self.usage.add(record)
         reason = self.known.reason(record)
         if reason is not None:
@@ -298,7 +317,7 @@ class Lead:
         return {
             "kind": "run",
             "format": FORMAT,
-            "versions": versions(),
+            "versions": {**versions(), **self.request.get("offered", {}).get("versions", {})},
             "seed": self.options.seed,
             "world": {
                 "size": self.job.size,
@@ -359,7 +378,7 @@ class Lead:
         print_table(console, self.verdicts)
 
         def command(trial: Trial) -> str:
-            return run_command(trial, self.job.size)
+            return run_command(trial, self.job.size, self.options.subject_python)
 
         print_failures(console, unexpected, command, "Failures")
         for line in describe_stale(self.known, stale):

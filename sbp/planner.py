@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sbp.placement import PlacementError, parse_mesh
@@ -44,13 +45,14 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     )
     expression = compile_expression(request["keyword"]) if request.get("keyword") else None
     ids = set(request.get("ids") or ())
+    offered = request.get("offered")
     planned = 0
     waiting: list[list[Trial]] = []
     skipped: dict[str, str] = {}
     plans: Iterable[tuple[Suite, Iterable[Trial]]] = (
         (suite, suite.plan(case, options))
         for suite, case in _cases(request["suites"], request["targets"])
-        if _in_shard(case, request.get("shard"))
+        if _in_shard(case, request.get("shard")) and _can_run(suite, case, offered, skipped)
     )
     if any(is_users(target) for target in request["targets"]):
         # An error in somebody's own file is said before anything runs.
@@ -61,6 +63,8 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for trial in plan
             if (not ids or trial.id in ids) and (expression is None or expression(trial.id))
         ]
+        if offered is not None:
+            trials = [*_without_distribution(trials), *trials]
         skipped.update(skipped_cases(suite))
         if request.get("in_passes"):
             trials, rest = trials[:_FIRST_PASS], trials[_FIRST_PASS:]
@@ -81,6 +85,28 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if not planned and request.get("keyword"):
         raise SelectionError(f"-k {request['keyword']!r} matches no trial; --list shows the ids")
     yield {"done": True, "planned": planned, "skipped": skipped}
+
+
+def _can_run(suite: Suite, case: str, offered: Mapping[str, Any] | None, skipped: dict[str, str]) -> bool:
+    """Whether the subject has what a case needs; ``offered`` is None for torch itself."""
+    if offered is None:
+        return True
+    from sbp.oracle.material import why_not
+
+    reason = why_not(suite.name, case, offered)
+    if reason is not None:
+        skipped[case] = reason
+    return reason is None
+
+
+def _without_distribution(trials: list[Trial]) -> list[Trial]:
+    """One trial for each way in which a case is run: what the subject makes of it on one device."""
+    found: dict[tuple[Any, ...], Trial] = {}
+    for trial in trials:
+        options = {**trial.options, "mode": "local"}
+        key = (trial.case, trial.kind, trial.dtype, tuple(sorted(options.items())))
+        found.setdefault(key, replace(trial, placements={}, options=options))
+    return list(found.values())
 
 
 def _in_shard(case: str, shard: Sequence[int] | None) -> bool:

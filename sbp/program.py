@@ -66,6 +66,8 @@ class Program:
         targets: what the recipe's loss gets besides the output.
         later: the batches after the first; their inputs are named like its inputs.
         recipe: what a run does besides.
+        writes: the inputs that the function writes to, by name; they are compared as they are afterwards.
+        random: whether results are drawn at random, so that their values cannot be compared.
     """
 
     function: Callable[..., Any]
@@ -75,6 +77,8 @@ class Program:
     targets: tuple[Any, ...] = ()
     later: tuple[Batch, ...] = ()
     recipe: Recipe = Recipe()
+    writes: tuple[str, ...] = ()
+    random: bool = False
 
     @property
     def module(self) -> torch.nn.Module | None:

@@ -49,6 +49,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--suite", action="append", metavar="NAME", help="only this suite: --suite modules (may be repeated)")
     add("--subject", default="dtensor", metavar="NAME", help="the system under test: --subject dtensor")
+    add(
+        "--subject-python",
+        metavar="PATH",
+        help="the interpreter that a subject other than torch needs: --subject-python .venv-oneflow/bin/python",
+    )
     add("-k", dest="keyword", metavar="EXPRESSION", help='ids to run: -k "Linear and not input=P"')
     add("--list", action="store_true", help="print the trials' ids and run nothing")
     add(

@@ -192,14 +192,16 @@ class Session:
     def _run_once(self, trial: Trial) -> Verdict:
         begin = time.monotonic()
         self._prepare(trial)
-        request = {"do": "trial", "trial": trial.to_dict()}
-        replies = self.job.call(request, self.timeout, failed=lambda answer: "error" in answer)
+        replies = self.job.call(self._request(trial), self.timeout, failed=lambda answer: "error" in answer)
         verdict = self._judge(trial, replies)
         if verdict.error is not None and all(reply.status == "ok" for reply in replies):
             self._check_world()
         seconds = time.monotonic() - begin
         self.timing.wall += seconds
         return replace(verdict, seconds=seconds)
+
+    def _request(self, trial: Trial) -> dict[str, Any]:
+        return {"do": "trial", "trial": trial.to_dict()}
 
     def _prepare(self, trial: Trial) -> None:
         """Have the ranks build the case and its reference first: what that takes (a database to import, a large
@@ -216,8 +218,7 @@ class Session:
             self.timing.subject += max(answer["subject_seconds"] for answer in answers.values())
             self.timing.harness += max(answer["harness_seconds"] for answer in answers.values())
         rows = [
-            [Row.from_list(values) for values in answers[rank]["rows"]] if rank in answers else []
-            for rank in range(mesh.size)
+            self._rows(trial, rank, answers[rank]) if rank in answers else [] for rank in range(mesh.size)
         ]
         judgement = judge_rows(rows, mesh)
         error = _error_of(replies, answers)
@@ -239,6 +240,10 @@ class Session:
             findings = [*judgement.findings, trouble]
         return Verdict(trial, word, findings, error=error["record"], largest_error=judgement.largest_error)
 
+    def _rows(self, trial: Trial, rank: int, answer: Mapping[str, Any]) -> list[Row]:
+        """The comparison of one rank's pieces, from its answer."""
+        return [Row.from_list(values) for values in answer["rows"]]
+
     def _check_world(self) -> None:
         """After an error on some rank: whether the ranks are still in step. If not, the world is dropped."""
         if any(reply.status != "ok" for reply in self.job.call({"do": "barrier"}, 5.0)):
@@ -249,20 +254,28 @@ class Session:
         names = [finding.quantity for finding in judgement.findings if not finding.relation]
         if not names:
             return judgement
-        replies = self.job.call({"do": "details", "names": names}, self.timeout)
-        if any(reply.status != "ok" for reply in replies):
+        details = self._details(names)
+        if details is None:
             return judgement
-        expected: Mapping[str, Array] = replies[0].value["expected"]
+        expected, pieces_by_rank = details
         mesh = parse_mesh(trial.mesh)
         findings = []
         for finding in judgement.findings:
             if not finding.relation and finding.quantity in expected:
-                pieces = [reply.value["pieces"].get(finding.quantity) for reply in replies]
+                pieces = [pieces.get(finding.quantity) for pieces in pieces_by_rank]
                 whose = parse_mesh(finding.mesh) if finding.mesh is not None else mesh
                 words = describe_difference(pieces, expected[finding.quantity], finding.claimed, whose)
                 finding = replace(finding, relation=words)
             findings.append(finding)
         return replace(judgement, findings=findings)
+
+    def _details(self, names: list[str]) -> tuple[Mapping[str, Array], list[Mapping[str, Array]]] | None:
+        """The expected values of the named quantities of the last trial and each rank's pieces; None where a rank
+        does not answer."""
+        replies = self.job.call({"do": "details", "names": names}, self.timeout)
+        if any(reply.status != "ok" for reply in replies):
+            return None
+        return replies[0].value["expected"], [reply.value["pieces"] for reply in replies]
 
 
 def _error_of(replies: Sequence[Reply], answers: Mapping[int, Any]) -> dict[str, Any] | None:

@@ -139,7 +139,7 @@ class Worker:
         except Exception as raised:
             error = describe_error(raised)
         end = time.perf_counter()
-        random = False
+        random = case.program.random
         if isinstance(subject, ParallelSubject):
             expected = subject.comparable(expected, observed)
             random = subject.case.random

@@ -91,6 +91,9 @@ def misbehave(how: str, context: launch.WorkerContext) -> Any:
     if how == "close stdout":
         os.close(1)
         os.close(2)
+    if how == "who":
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        return {"host": context.host, "local_rank": context.local_rank, "interface": interface}
     if how == "child process":
         if os.fork() == 0:
             time.sleep(1000)

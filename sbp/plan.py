@@ -84,7 +84,9 @@ def placement_rows(
         factors += [[sbp for _, sbp in choices_of(ndim, kind, partial)]] * mesh.ndim
     product = int(np.prod([len(factor) for factor in factors], dtype=np.float64)) if factors else 1
     if product <= full_product_up_to:
-        indices: Iterable[tuple[int, ...]] = itertools.product(*(range(len(factor)) for factor in factors))
+        # Those with few tensors off B come first: they tell most, and a bounded run has only the first ones.
+        everything = itertools.product(*(range(len(factor)) for factor in factors))
+        indices: Iterable[tuple[int, ...]] = sorted(everything, key=lambda row: sum(map(bool, row)))
         how = "all"
     else:
         levels = [len(factor) for factor in factors]

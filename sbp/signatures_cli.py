@@ -31,7 +31,9 @@ examples:
   sbp signatures --diff old.json.gz new.json.gz     exit code 1 where they differ
 
 A signature S(0), B -> S(0) names the placements of the tensor arguments in their order, then that of the result. It
-is found by experiment: what is shown withstood that many draws. Partial pieces of an input are always sums."""
+is found by experiment: nothing that is shown was refuted by any draw. Conditions stand behind it: (even) where splits
+come out even, (nonempty) where no rank has an empty piece, (finite) without NaN, (local sizes) where each rank is
+given the size of its own piece of the result."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,29 +116,33 @@ def print_entry(console: Console, name: str, entry: Mapping[str, Any]) -> None:
     if "error" in entry:
         console.print(Text(f"  could not be judged: {entry['error']}", style="red"))
         return
-    if not entry["calls"]:
-        console.print(Text("  no sample says anything: results are random, empty, zero or no tensors"))
     for call in entry["calls"]:
-        _print_call(console, call, f"{name.split('.')[0]}{call['call']}")
+        _print_call(console, call, call["call"])
     for argument, calls in entry.get("gradients", {}).items():
         for call in calls:
-            _print_call(console, call, f"gradient to {argument}, with the cotangent first: {call['call']}")
+            _print_call(console, call, f"gradient to {argument}: {call['call']}")
+    for call, reason in entry["left out"]:
+        console.print(Text(f"\n  {call}   not judged: {reason}", style="dim"))
 
 
 def _print_call(console: Console, call: Mapping[str, Any], title: str) -> None:
-    tested = f"{call['tested']} signatures tested, {call['draws']} draws"
-    if call["left_out"]:
-        tested += f", {call['left_out']} combinations of inputs left out"
-    console.print(Text.assemble(f"\n  {title}", (f"   {tested}", "dim")))
-    for output, signatures in call["outputs"].items():
-        broadcast = {tuple(inputs) for inputs, placement, _ in signatures if placement == "B"}
-        for inputs, placement, draws in signatures:
-            # Equal pieces have themselves for average, maximum and minimum: that says no more than B does.
-            if placement in ("P(avg)", "P(max)", "P(min)") and tuple(inputs) in broadcast:
-                continue
-            which = f"{output}: " if len(call["outputs"]) > 1 else ""
-            line = f"    {which}{', '.join(inputs)} -> {placement}"
-            console.print(Text.assemble(line, (f"   ({draws})", "dim")))
+    tested = f"{call['tested']} signatures judged, {call['draws']} draws"
+    if call["which"] != "all":
+        tested += f", {call['which']}"
+    console.print(Text.assemble(f"\n  {title} -> {', '.join(call['outputs'])}", (f"   {tested}", "dim")))
+    broadcast = {
+        (tuple(inputs), output, tuple(needs))
+        for inputs, output, placement, needs in call["signatures"]
+        if placement == "B"
+    }
+    for inputs, output, placement, needs in call["signatures"]:
+        # Equal pieces have themselves for average, maximum and minimum: that says no more than B does.
+        same = tuple(inputs), output, tuple(needs)
+        if placement in ("P(avg)", "P(max)", "P(min)") and same in broadcast:
+            continue
+        which = f"output {output}: " if len(call["outputs"]) > 1 else ""
+        line = f"    {which}{', '.join(inputs)} -> {placement}"
+        console.print(Text.assemble(line, (f"   ({', '.join(needs)})" if needs else "", "dim")))
 
 
 def _complain(line: str) -> int:

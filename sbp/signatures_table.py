@@ -16,9 +16,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from sbp.oracle.calls import Call
+
+FORMAT = 2
 # How long one operator may take, and how many sample calls of it are used.
 SECONDS = 20.0
 SAMPLES = 6
@@ -38,29 +41,52 @@ def judge_operator(name: str, gradient: bool = False, samples: int = SAMPLES) ->
 
     Raises KeyError where there is no such operator.
     """
-    from sbp.oracle.signatures import gradient_calls, gradient_of, judge_calls
+    from sbp.oracle.calls import Call
+    from sbp.oracle.gradients import gradient_calls
     from sbp.suites.operator_database import find_operator
 
     operator = find_operator(name)
-    calls = [(sample.args, sample.kwargs) for sample in operator.samples(samples)]
-    entry: dict[str, Any] = {
-        "dtype": str(operator.dtype).removeprefix("torch."),
-        "calls": [judged.to_dict() for judged in judge_calls(operator.function, calls, name)],
-    }
-    if gradient and operator.differentiable:
-        by_argument: dict[str, list[Any]] = {}
-        for argument, call in gradient_calls(operator.function, calls, name):
-            by_argument.setdefault(argument, []).append(call)
-        entry["gradients"] = {
-            argument: [
-                judged.to_dict()
-                for judged in judge_calls(
-                    gradient_of(operator.function, argument), found, f"{name} {argument}"
-                )
-            ]
-            for argument, found in by_argument.items()
-        }
+    entry: dict[str, Any] = {"dtype": str(operator.dtype).removeprefix("torch."), "calls": [], "left out": []}
+    gradients: dict[str, list[Any]] = {}
+    short = name.rpartition(".")[0] or name if name.count(".") == 1 else name
+    for samples_of_a_kind in operator.variants(samples):
+        variants = [Call(short, operator.function, one.args, one.kwargs) for one in samples_of_a_kind]
+        found = _judge(variants, name, entry["left out"])
+        if found is None:
+            continue
+        entry["calls"].append(found)
+        if gradient and operator.differentiable:
+            for argument, calls in gradient_calls(variants, name).items():
+                judged = _judge(calls, f"{name} {argument}", entry["left out"], ("sum",))
+                if judged is not None:
+                    gradients.setdefault(argument, []).append(judged)
+    if gradient:
+        entry["gradients"] = gradients
     return entry
+
+
+def _judge(
+    variants: Sequence[Call], seed: str, left_out: list[list[str]], partials: Sequence[str] | None = None
+) -> dict[str, Any] | None:
+    """The entry of one kind of call; None with a note in ``left_out`` where nothing can be found out."""
+    from sbp.oracle.pieces import PARTIALS
+    from sbp.oracle.signatures import CannotJudge, find_signatures
+
+    try:
+        findings = find_signatures(variants, seed=seed, partials=partials or PARTIALS)
+    except CannotJudge as reason:
+        left_out.append([str(variants[0]), str(reason)])
+        return None
+    return {
+        "call": findings.call,
+        "inputs": list(findings.inputs),
+        "outputs": list(findings.outputs),
+        "signatures": [[list(s.inputs), s.output, s.placement, list(s.needs)] for s in findings.signatures],
+        "tested": findings.judged,
+        "which": findings.how,
+        "draws": findings.draws,
+        "meshes": sorted({tested.mesh for tested in findings.tested}),
+    }
 
 
 @dataclass
@@ -213,8 +239,7 @@ def _signatures(entry: Mapping[str, Any]) -> set[tuple[str, str]]:
     parts = [("", entry["calls"]), *((f" gradient of {n}", c) for n, c in entry.get("gradients", {}).items())]
     for which, calls in parts:
         for call in calls:
-            for output, signatures in call["outputs"].items():
-                for inputs, placement, _ in signatures:
-                    text = f"{', '.join(inputs)} -> {placement}"
-                    found.add((f"{call['call']} {output}{which}", text))
+            for inputs, output, placement, needs in call["signatures"]:
+                text = f"{', '.join(inputs)} -> {placement}" + (f" ({', '.join(needs)})" if needs else "")
+                found.add((f" {call['call']} output {output}{which}", text))
     return found

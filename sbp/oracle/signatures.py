@@ -1,424 +1,732 @@
-"""Which SBP signatures are true for an operator, found out by experiment.
+"""Finds out by experiment which SBP signatures are true for an operator, from the single-device operator alone.
 
-A signature such as ``S(0), B -> S(0)`` claims: cut the inputs so, run the operator on each rank's pieces alone, and
-the results are the pieces of the true result under the output's placement. Whether that holds is tried out with the
-operator itself on one device and the meaning of a placement (``sbp.placement``), with nothing of any framework's
-rules. All ranks' pieces are run one after another in this process.
+A signature says: with inputs that lie so, the operator run by every rank on its own pieces gives pieces that make up
+the true result, lying so. It is *true* when that holds for all values, all ways to draw partial pieces and all sizes;
+here it counts as true when no experiment has refuted it. How experiments are made such that a false one does not
+survive, and which conditions a true one may carry, is told in docs/signatures.md.
 
-An experiment can refute a signature, never prove one. So each is tried on several draws that are built to break
-accidents: fresh random values of both signs, partial pieces that resemble nothing, meshes of 2, 3 and 4 ranks, so
-that most sizes do not divide. One counter-example removes it for good. What is left is called true, with the number
-of draws that it withstood.
+One mesh axis is enough: axes compose, since what holds for whole tensors of any size holds for the pieces of another
+axis as well.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from sbp.numbers import on_grid
-from sbp.placement import Array, B, LayoutError, Mesh, P, Placement, S, combine, local_shape, split
-from sbp.program import to_numpy
-from sbp.trees import map_tensors, named_tensors
+from sbp.oracle.calls import Call, results, show_tensor
+from sbp.oracle.experiment import (
+    Combination,
+    Experiment,
+    Right,
+    Run,
+    candidates,
+    local_shape,
+    unevenness,
+)
+from sbp.oracle.pieces import PARTIALS, choices, settle
+from sbp.placement import Placement
 from sbp.trial import stable_seed
 
-MESH_SIZES = (2, 3, 4)
-# Combinations of input placements that are tried at most for one call; further ones are said to be left out.
-MOST_COMBINATIONS = 400
-# A result counts as equal when the difference is below this part of the largest magnitude in it (float64).
-_TOLERANCE = 1e-9
-_PARTIAL_RESULTS = ("sum", "avg", "max", "min")
+EVEN, NONEMPTY, FINITE, LOCAL_SIZES = "even", "nonempty", "finite", "local sizes"
+"""What a signature may need: splits that come out even; no rank with an empty piece; no NaN and no infinity; the
+operator's size arguments replaced by each rank's own."""
+
+MESHES = (2, 3, 4)
+# For each output a set of its placements, as bits.
+Masks = tuple[int, ...]
+
+# More combinations of inputs than this are not all tried.
+MOST_COMBINATIONS = 20_000
+# Results of few different values agree by chance now and then, so they are confirmed by so many times more draws.
+_DRAWS_OF_A_WEAK_RESULT = 6
+_FEW_VALUES = 8
 
 
-@dataclass(frozen=True)
+class CannotJudge(Exception):
+    """No signature of this call can be found by experiment; says why."""
+
+
+@dataclass(frozen=True, order=True)
 class Signature:
-    """One true signature of one output.
+    """``inputs -> placement`` of one output.
 
     Attributes:
-        inputs: the placement of each input tensor, in the order of :attr:`Judged.inputs`.
-        output: the output's placement.
-        draws: how many draws it withstood.
+        inputs: the placement of each input tensor, as text.
+        output: which output.
+        placement: that output's.
+        needs: conditions under which it is true, a subset of EVEN, NONEMPTY, FINITE and LOCAL_SIZES.
     """
 
     inputs: tuple[str, ...]
-    output: str
-    draws: int
+    output: int
+    placement: str
+    needs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{', '.join(self.inputs)} -> {self.output}"
+        where = f" [{self.output}]" if self.output else ""
+        needs = f"  ({', '.join(self.needs)})" if self.needs else ""
+        return f"{', '.join(self.inputs)} ->{where} {self.placement}{needs}"
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What was found out about one kind of call of an operator.
+class Tested:
+    """What a survivor has survived: draws with inputs of these shapes on a mesh of so many ranks."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    mesh: int
+    draws: int
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The signatures of one call.
 
     Attributes:
-        call: the kind: the arguments that are no tensors, and each tensor's number of dimensions.
-        inputs: the names of the input tensors.
-        outputs: output name -> its true signatures.
-        tested: how many pairs of input placements and output placement were judged.
-        draws: how many draws there were in all.
-        left_out: combinations of input placements that were not tried.
-        raised: input placements under which the local operator raised on a piece that was not empty, with the error.
+        call: as text.
+        inputs, outputs: the tensors, as text.
+        signatures: those that no experiment refuted, the trivial one (all B) among them.
+        tested: the experiments.
+        how: ``all`` combinations of input placements, or which of them.
+        judged: combinations of input placements and a placement of one output that were judged.
+        ran: calls of the local operator that it took.
     """
 
     call: str
     inputs: tuple[str, ...]
-    outputs: dict[str, list[Signature]]
-    tested: int
-    draws: int
-    left_out: int = 0
-    raised: dict[str, str] = field(default_factory=dict)
+    outputs: tuple[str, ...]
+    signatures: tuple[Signature, ...]
+    tested: tuple[Tested, ...]
+    how: str = "all"
+    judged: int = 0
+    ran: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """As the table's file has it. Errors that the local operator raised are left out: they fill pages."""
-        return {
-            "call": self.call,
-            "inputs": list(self.inputs),
-            "outputs": {
-                name: [[list(one.inputs), one.output, one.draws] for one in signatures]
-                for name, signatures in self.outputs.items()
-            },
-            "tested": self.tested,
-            "draws": self.draws,
-            "left_out": self.left_out,
-        }
+    @property
+    def draws(self) -> int:
+        return sum(tested.draws for tested in self.tested)
 
 
-def follows_from_broadcast(signature: Signature, all_of_it: Sequence[Signature]) -> bool:
-    """Whether a signature says no more than another one with the output B: equal pieces have themselves for average,
-    maximum and minimum."""
-    if signature.output not in ("P(avg)", "P(max)", "P(min)"):
-        return False
-    return any(other.output == "B" and other.inputs == signature.inputs for other in all_of_it)
+@dataclass
+class Sample:
+    """One set of values for a call, with the single-device results.
+
+    ``kind`` is ``plain``; ``negated``, ``zeros``, ``one zero``, ``mostly zeros``; or ``special`` (NaN and infinities).
+    """
+
+    call: Call
+    outputs: list[torch.Tensor]
+    kind: str = "plain"
+    number: int = 0
+    cases: dict[int, list[list[int]]] = field(default_factory=dict)
+    outputs_by_class: dict[int, list[Masks]] = field(default_factory=dict)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(tensor.shape) for tensor in self.call.tensors)
 
 
-# A call: a function with its arguments, some of which are tensors (they may nest).
-Function = Callable[..., Any]
-
-
-def judge_calls(
-    function: Function,
-    calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
-    seed_word: str,
-    redraws: int = 2,
-    mesh_sizes: Sequence[int] = MESH_SIZES,
-    vary: Callable[[str, torch.Tensor, np.random.Generator], torch.Tensor] | None = None,
-) -> list[Judged]:
-    """Find the true signatures of ``function`` from sample calls.
+def find_signatures(
+    variants: Sequence[Call],
+    meshes: Sequence[int] = MESHES,
+    seed: str = "",
+    limit: int = MOST_COMBINATIONS,
+    partials: Sequence[str] = PARTIALS,
+) -> Findings:
+    """The true signatures of a call.
 
     Args:
-        function: the operator; it must not depend on anything but its arguments.
-        calls: arguments and keyword arguments. Calls of one kind (equal arguments but for the tensors' values and
-            sizes) are judged together: a signature must hold in all of them.
-        seed_word: the draws depend on it alone.
-        redraws: how often the values of each call are drawn anew, beside its own.
-        mesh_sizes: the numbers of ranks to try.
-        vary: draws new values for an input of that name; None for :func:`vary_values`.
+        variants: the call with different sizes and values. All have the structure of the first one, whose sizes
+            should divide evenly on the meshes; those that have not are left out.
+        meshes: numbers of ranks.
+        seed: of the partial pieces.
+        limit: how many combinations of input placements may be tried.
+        partials: the partial placements that inputs are tried with.
 
-    Returns: one entry for each kind of call, in the order of their first call. Calls whose result is empty, all zero
-        or holds no tensor say nothing and are passed over.
+    Raises CannotJudge where there is nothing to compare: random or uninitialised results, no tensors, an error.
     """
-    groups: dict[str, _Group] = {}
-    for number, (args, kwargs) in enumerate(calls):
-        tensors = named_tensors((args, kwargs), "call")
-        kind = describe_call(args, kwargs)
-        group = groups.get(kind)
-        if group is None:
-            group = groups[kind] = _Group(kind, tensors)
-        for redraw in range(redraws + 1):
-            random = np.random.default_rng(stable_seed("signatures", seed_word, number, redraw))
-            drawn = {
-                name: tensor if redraw == 0 else (vary or vary_values)(name, tensor, random)
-                for name, tensor in tensors.items()
-            }
-            group.draw(function, args, kwargs, drawn, mesh_sizes, random)
-    return [group.result() for group in groups.values() if group.draws]
+    samples = usable_samples(variants)
+    search = _Search(samples, meshes, seed, limit, partials)
+    with torch.no_grad():
+        return search.find()
 
 
-def describe_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The kind of a call: ``(2d, 2d)``, ``(1d, 0)``, ``(3d, dim=1)``. Large integers and floats, which do not choose
-    how an operator works, are shown as they are as well: a kind is rather too narrow than too wide."""
-    words = [_describe(arg) for arg in args] + [
-        f"{name}={_describe(value)}" for name, value in kwargs.items()
-    ]
-    return f"({', '.join(words)})"
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        kind = "" if value.dtype in (torch.float64, torch.complex128) else f" {str(value.dtype)[6:]}"
-        return f"{value.ndim}d{kind}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_describe, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_describe(item)}' for key, item in value.items())}}}"
-    if callable(value):
-        return getattr(value, "__name__", "function")
-    return str(value)
-
-
-def vary_values(name: str, tensor: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
-    """New values for an input: floats are drawn around the old ones' magnitudes with both signs where the old ones
-    had both; integers and booleans are shuffled, so that indices stay valid."""
-    if tensor.numel() == 0:
-        return tensor
-    if tensor.is_floating_point() or tensor.is_complex():
-        scale = torch.from_numpy(np.asarray(random.uniform(0.6, 1.4, tuple(tensor.shape))))
-        flat = (tensor.detach() * scale.to(tensor.dtype)).reshape(-1)
-        order = torch.from_numpy(random.permutation(flat.numel()))
-        return flat[order].reshape(tensor.shape)
-    order = torch.from_numpy(random.permutation(tensor.numel()))
-    return tensor.reshape(-1)[order].reshape(tensor.shape)
-
-
-class _Group:
-    """The signatures of one kind of call that nothing has refuted yet."""
-
-    def __init__(self, call: str, tensors: dict[str, torch.Tensor]) -> None:
-        self.call = call
-        self.names = tuple(tensors)
-        self.draws = 0
-        self.tested = 0
-        self.raised: dict[str, str] = {}
-        choices = [_input_choices(tensor) for tensor in tensors.values()]
-        total = int(np.prod([len(choice) for choice in choices], dtype=np.float64)) if choices else 0
-        combinations = (
-            list(itertools.islice(itertools.product(*choices), MOST_COMBINATIONS)) if choices else []
-        )
-        self.left_out = max(0, total - len(combinations))
-        # Combination -> output name -> output placement -> draws withstood. None: not judged yet.
-        self.alive: dict[tuple[Placement, ...], dict[str, dict[Placement, int]] | None] = dict.fromkeys(
-            combinations
-        )
-
-    def draw(
-        self,
-        function: Function,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        drawn: dict[str, torch.Tensor],
-        mesh_sizes: Sequence[int],
-        random: np.random.Generator,
-    ) -> None:
-        """Judge what is left by one draw of the values, on each mesh."""
-        values = {name: _settle(tensor) for name, tensor in drawn.items()}
+def usable_samples(variants: Sequence[Call]) -> list[Sample]:
+    """The variants with their results, settled so that partial pieces add up exactly. Raises CannotJudge."""
+    samples: list[Sample] = []
+    for call in variants:
         try:
-            outputs = _run(function, args, kwargs, values)
-        except Exception:
-            return  # drawn values that the operator does not take
-        expected = {name: to_numpy(tensor) for name, tensor in outputs.items()}
-        telling = {name: value for name, value in expected.items() if _tells(value)}
-        if not telling:
-            return
-        self.draws += 1
-        arrays = {name: to_numpy(tensor) for name, tensor in values.items()}
-        for size in mesh_sizes:
-            mesh = Mesh((size,))
-            pieces: dict[tuple[str, Placement], list[torch.Tensor] | None] = {}
-            for combination in list(self.alive):
-                self._judge(
-                    function, args, kwargs, values, arrays, telling, combination, mesh, pieces, random
-                )
-
-    def _judge(
-        self,
-        function: Function,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        values: dict[str, torch.Tensor],
-        arrays: dict[str, Array],
-        expected: dict[str, Array],
-        combination: tuple[Placement, ...],
-        mesh: Mesh,
-        pieces: dict[tuple[str, Placement], list[torch.Tensor] | None],
-        random: np.random.Generator,
-    ) -> None:
-        alive = self.alive[combination]
-        if alive is not None and not any(alive.values()):
-            del self.alive[combination]
-            return
-        cut = []
-        for name, placement in zip(self.names, combination, strict=True):
-            key = name, placement
-            if key not in pieces:
-                pieces[key] = _cut(arrays[name], values[name], placement, mesh, random)
-            cut.append(pieces[key])
-        if any(piece is None for piece in cut):
-            return
-        results: list[dict[str, torch.Tensor]] = []
-        for rank in range(mesh.size):
-            local = {name: part[rank] for name, part in zip(self.names, cut, strict=True) if part is not None}
-            try:
-                results.append(_run(function, args, kwargs, local))
-            except Exception as error:
-                # An operator may refuse an empty piece; that says nothing about the signature.
-                if all(tensor.numel() for tensor in local.values()):
-                    self.raised[", ".join(map(str, combination))] = f"{type(error).__name__}: {error}"[:200]
-                    self.alive[combination] = {}
-                return
-        if alive is None:
-            alive = self.alive[combination] = {}
-        for name, whole in expected.items():
-            held = [to_numpy(result[name]) for result in results if name in result]
-            if len(held) < mesh.size:
-                alive[name] = {}
-                continue
-            if name not in alive:
-                alive[name] = dict.fromkeys(_output_choices(whole), 0)
-                self.tested += len(alive[name])
-            for placement in list(alive[name]):
-                if _combines(held, placement, mesh, whole):
-                    alive[name][placement] += 1
-                else:
-                    del alive[name][placement]
-
-    def result(self) -> Judged:
-        outputs: dict[str, list[Signature]] = {}
-        for combination, alive in self.alive.items():
-            for name, placements in (alive or {}).items():
-                for placement, draws in placements.items():
-                    if draws:
-                        inputs = tuple(map(str, combination))
-                        outputs.setdefault(name, []).append(Signature(inputs, str(placement), draws))
-        return Judged(
-            self.call,
-            self.names,
-            outputs,
-            self.tested,
-            self.draws * len(MESH_SIZES),
-            self.left_out,
-            self.raised,
-        )
+            sample = _prepare(call)
+        except CannotJudge:
+            if not samples:
+                raise
+            continue
+        if samples and not _same_structure(samples[0], sample):
+            continue
+        samples.append(replace(sample, number=len(samples)))
+    return samples
 
 
-def _run(
-    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The output tensors by name. The inputs are copied, since the operator may write to them."""
-    called = map_tensors((args, kwargs), lambda name, _: tensors[name].clone(), "call")
-    return named_tensors(function(*called[0], **called[1]), "output")
+def _same_structure(one: Sample, other: Sample) -> bool:
+    outputs = [[(o.ndim, o.dtype) for o in sample.outputs] for sample in (one, other)]
+    return one.call.structure == other.call.structure and outputs[0] == outputs[1]
 
 
-def _settle(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values with the lowest bits off, so that partial pieces add up exactly."""
-    if tensor.dtype in (torch.float64, torch.complex128):
-        return torch.from_numpy(on_grid(to_numpy(tensor)))
-    return tensor.detach().clone()
+def _prepare(call: Call) -> Sample:
+    """Raises CannotJudge."""
+    if not call.tensors:
+        raise CannotJudge("no tensor among the arguments")
+    for tensor in call.tensors:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise CannotJudge("an argument is not a plain strided tensor")
+    call = call.with_tensors([settle(tensor) for tensor in call.tensors])
+    before = [tensor.clone() for tensor in call.tensors]
+    first, again = _results(call, 1), _results(call, 2)
+    if not first:
+        raise CannotJudge("no tensor among the results")
+    if any(output.layout != torch.strided for output in first):
+        raise CannotJudge("a result is not a plain strided tensor")
+    for one, other in zip(before, call.tensors):
+        if not _equal(one, other):
+            raise CannotJudge("it writes to its arguments")
+    if any(not _equal(one, other) for one, other in zip(first, again, strict=True)):
+        raise CannotJudge("random: two runs differ")
+    if _is_uninitialised(call, first):
+        raise CannotJudge("the result is uninitialised memory")
+    if all(output.numel() == 0 for output in first):
+        raise CannotJudge("every result is empty")
+    return Sample(call, [output.clone() for output in first])
 
 
-def _tells(value: Array) -> bool:
-    """Whether a result can tell a right signature from a wrong one: not empty, and not all zero, where every
-    placement would seem right."""
-    return bool(value.size) and bool(np.any(value))
-
-
-def _input_choices(tensor: torch.Tensor) -> list[Placement]:
-    choices = [B, *(S(dim) for dim in range(tensor.ndim))]
-    if tensor.is_floating_point() or tensor.is_complex():
-        choices.append(P())
-    return choices
-
-
-def _output_choices(whole: Array) -> list[Placement]:
-    choices = [B, *(S(dim) for dim in range(whole.ndim))]
-    if whole.dtype.kind == "c":
-        choices += [P("sum"), P("avg")]
-    elif whole.dtype.kind == "f":
-        choices += [P(reduction) for reduction in _PARTIAL_RESULTS]
-    elif whole.dtype.kind in "iu":
-        choices += [P("sum"), P("max"), P("min")]
-    return choices
-
-
-def _cut(
-    array: Array, like: torch.Tensor, placement: Placement, mesh: Mesh, random: np.random.Generator
-) -> list[torch.Tensor] | None:
-    if placement.is_partial and array.dtype not in (np.float64, np.complex128):
-        return None  # pieces of few bits would not add up
-    parts = split(array, (placement,), mesh, random)
-    return [torch.from_numpy(np.array(part)).to(like.dtype) for part in parts]
-
-
-def _combines(held: list[Array], placement: Placement, mesh: Mesh, whole: Array) -> bool:
-    """Whether the pieces are those of ``whole`` under the placement."""
-    if placement.kind == "B":
-        return all(_equal(piece, whole) for piece in held)
-    if placement.is_split:
-        for rank, piece in enumerate(held):
-            if piece.shape != local_shape(whole.shape, (placement,), mesh, rank):
-                return False
-    elif any(piece.shape != whole.shape for piece in held):
-        return False
+def _results(call: Call, seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
     try:
-        return _equal(combine(held, (placement,), mesh, whole.shape), whole)
-    except LayoutError:
+        with torch.no_grad():
+            return results(call.run(call.tensors))
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise CannotJudge(f"the operator itself raises {type(error).__name__}: {line[:200]}") from error
+
+
+def _is_uninitialised(call: Call, outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether results change when fresh memory is filled with NaN first."""
+    inexact = [output for output in outputs if output.is_floating_point() or output.is_complex()]
+    if not inexact:
         return False
+    sevens = [torch.full_like(output, 7.0) for output in inexact]
+    del sevens  # what is allocated next lies where they lay, unless the operator fills it
+    plain = _results(call, 1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        filled = _results(call, 1)
+    except CannotJudge:
+        return False
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return any(
+        bool((torch.isnan(new) & ~torch.isnan(old)).any())
+        for new, old in zip(filled, plain)
+        if (old.is_floating_point() or old.is_complex()) and new.shape == old.shape
+    )
 
 
-def _equal(one: Array, other: Array) -> bool:
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    if one.dtype.kind in "biu":
-        return bool(np.array_equal(one, other))
-    scale = float(np.max(np.abs(other), initial=0.0, where=np.isfinite(other))) or 1.0
-    tolerance = _TOLERANCE if one.dtype in (np.float64, np.complex128) else 1e-4
-    return bool(np.allclose(one, other, rtol=0.0, atol=tolerance * scale, equal_nan=True))
+    if one.dtype.itemsize == 1 and one.is_floating_point():
+        one, other = one.float(), other.float()
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def gradient_of(function: Function, argument: str) -> Function:
-    """The gradient of ``function`` to the tensor argument of that name, as an operator of the arguments and of one
-    more, the list of cotangents, which comes first."""
+# ------------------------------------------------------------------------------------------ the search
 
-    def gradient(
-        cotangents: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> torch.Tensor:
-        leaves = map_tensors(
-            (args, kwargs),
-            lambda name, tensor: tensor.detach().requires_grad_(True) if name == argument else tensor,
-            "call",
-        )
-        leaf = named_tensors(leaves, "call")[argument]
-        outputs = [
-            tensor
-            for tensor in named_tensors(function(*leaves[0], **leaves[1]), "output").values()
-            if tensor.requires_grad
+
+class _State:
+    """What is known of one combination of input placements.
+
+    ``seen[which]`` are, for each output, the placements that experiments of that class have judged, ``held[which]``
+    those that were right in all of them; ``bound`` are those that may be true at all.
+    """
+
+    def __init__(self, outputs: int, which: int) -> None:
+        self.which = which
+        self.seen: list[Masks] = [(0,) * outputs for _ in range(4)]
+        self.held: list[Masks] = [(-1,) * outputs for _ in range(4)]
+        self.bound: Masks = (-1,) * outputs
+
+    def update(self, which: int, right: Right, judged: Masks) -> None:
+        """Note what was right in an experiment of class ``which``, of what it judged."""
+        now = right if right is not None else (0,) * len(judged)
+        self.seen[which] = tuple(a | b for a, b in zip(self.seen[which], judged))
+        self.held[which] = tuple(a & (b | ~c) for a, b, c in zip(self.held[which], now, judged))
+
+    def alive(self) -> Masks:
+        """The placements that may still be true, under some condition."""
+        found = []
+        for output, bound in enumerate(self.bound):
+            mask, open_bits = 0, -1
+            for which in range(3):
+                seen = self.seen[which][output] & open_bits
+                mask |= seen & self.held[which][output]
+                open_bits &= ~seen
+            found.append(mask & bound)
+        return tuple(found)
+
+
+# The classes of experiments, by how the splits come out; the last one is of values, not of splits.
+_EVEN, _UNEVEN, _EMPTY, _SPECIAL = range(4)
+
+
+class _Search:
+    def __init__(
+        self, samples: list[Sample], meshes: Sequence[int], seed: str, limit: int, partials: Sequence[str]
+    ) -> None:
+        self.samples = samples
+        self.meshes = meshes
+        self.seed = seed
+        self.limit = limit
+        first = samples[0]
+        self.choices = [choices(tensor, partials) for tensor in first.call.tensors]
+        self.placements = [candidates(output) for output in first.outputs]
+        # Placements that equal pieces on all ranks would also be pieces of.
+        self.idempotent = [
+            [k for k, p in enumerate(some) if p.is_partial and p.reduction in ("avg", "max", "min")]
+            for some in self.choices
         ]
-        (found,) = torch.autograd.grad(outputs, leaf, cotangents[: len(outputs)])
-        return found
+        self.basic = [
+            [k for k in range(len(some)) if k not in idempotent]
+            for some, idempotent in zip(self.choices, self.idempotent)
+        ]
+        self.partial = [
+            [k for k in basic if some[k].is_partial] for some, basic in zip(self.choices, self.basic)
+        ]
+        self.tested: dict[tuple[Any, int], int] = {}
+        self.ran = 0
+        self._kept: dict[tuple[int, int], Experiment] = {}
 
-    return gradient
-
-
-def gradient_calls(
-    function: Function, calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]], seed_word: str
-) -> Iterator[tuple[str, tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """For each call and each input that has a gradient: its name, and the call of :func:`gradient_of`."""
-    for number, (args, kwargs) in enumerate(calls):
-        random = np.random.default_rng(stable_seed("cotangents", seed_word, number))
-        for name, tensor in named_tensors((args, kwargs), "call").items():
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                continue
-            leaves = map_tensors(
-                (args, kwargs), lambda each, t, name=name: t.detach().requires_grad_(each == name), "call"
-            )
-            outputs = named_tensors(function(*leaves[0], **leaves[1]), "output").values()
-            roots = [output for output in outputs if output.requires_grad]
-            if not roots or len(roots) > 2:
-                continue
-            cotangents = [_draw_like(root, random) for root in roots]
-            yield name, ((cotangents, args, kwargs), {})
-
-
-def _draw_like(tensor: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
-    values = torch.from_numpy(np.asarray(random.standard_normal(tuple(tensor.shape))))
-    if tensor.is_complex():
-        values = torch.complex(
-            values, torch.from_numpy(np.asarray(random.standard_normal(tuple(tensor.shape))))
+    def find(self) -> Findings:
+        combinations, how = basic_combinations(self.basic, self.choices, self.limit)
+        signatures = list(self._explore(combinations, None))
+        for placement in self._local_size_placements():
+            known = {s.inputs for s in signatures if s.output == 0 and s.placement == str(placement)}
+            signatures += self._explore(combinations, placement, known)
+        first = self.samples[0]
+        inputs = len(combinations) if how != "all" else int(np.prod([len(some) for some in self.choices]))
+        return Findings(
+            str(first.call),
+            tuple(map(show_tensor, first.call.tensors)),
+            tuple(map(show_tensor, first.outputs)),
+            tuple(sorted(set(signatures))),
+            tuple(Tested(shapes, mesh, draws) for (shapes, mesh), draws in self.tested.items()),
+            how,
+            inputs * sum(map(len, self.placements)),
+            self.ran,
         )
-    return values.to(tensor.dtype)
+
+    # -------------------------------------------------------------------------- one way to call it
+
+    def _explore(
+        self,
+        combinations: Sequence[Combination],
+        local: Placement | None,
+        known: Iterable[tuple[str, ...]] = (),
+    ) -> Iterator[Signature]:
+        """The signatures of the call as it is, or with its sizes made the ranks' own for an output that is split as
+        ``local`` says; ``known`` are true without that."""
+        states: dict[Combination, _State] = {}
+        self._screen(combinations, states, local)
+        self._add_idempotent(states, local)
+        skip = set(known)
+        alive = {
+            combination: state
+            for combination, state in states.items()
+            if any(state.alive()) and self._words(combination) not in skip
+        }
+        self._confirm(alive, local)
+        for combination, state in alive.items():
+            for output, placements in enumerate(self.placements):
+                for bit, placement in enumerate(placements):
+                    needs = _needs(state, output, bit)
+                    if needs is None or (local is not None and placement != local):
+                        continue
+                    if local is not None:
+                        needs = (*needs, LOCAL_SIZES)
+                    yield Signature(self._words(combination), output, str(placement), needs)
+
+    def _words(self, combination: Combination) -> tuple[str, ...]:
+        return tuple(str(some[k]) for some, k in zip(self.choices, combination))
+
+    def _screen(
+        self, combinations: Sequence[Combination], states: dict[Combination, _State], local: Placement | None
+    ) -> None:
+        """One experiment for every combination of B, S and P, if it can be one whose splits are even: most
+        signatures are false and end here."""
+        left = list(combinations)
+        for wanted in (_EVEN, _UNEVEN, _EMPTY):
+            for sample, mesh in itertools.product(self.samples[:2], self.meshes):
+                cases = self._unevenness(sample, mesh)
+                now = [c for c in left if max(cases[i][k] for i, k in enumerate(c)) == wanted]
+                if not now:
+                    continue
+                chosen = set(now)
+                left = [c for c in left if c not in chosen]
+                # Where B raises, P does: with one rank holding all and the others zeros, that rank has B's piece.
+                whole = [c for c in now if not any(k in self.partial[i] for i, k in enumerate(c))]
+                raised = self._evaluate(sample, mesh, 0, whole, states, wanted, local)
+                rest = []
+                for c in now:
+                    like = tuple(0 if k in self.partial[i] else k for i, k in enumerate(c))
+                    if like == c:
+                        continue
+                    if like in raised:
+                        states[c] = _State(len(self.placements), wanted)
+                        self._note(states[c], wanted, None, sample, mesh)
+                    else:
+                        rest.append(c)
+                self._evaluate(sample, mesh, 0, rest, states, wanted, local)
+            if not left:
+                return
+
+    def _add_idempotent(self, states: dict[Combination, _State], local: Placement | None) -> None:
+        """P(avg), P(max) and P(min) in place of B, one input after the other. Equal pieces on all ranks are pieces
+        of these as well, so what is false of B is false of them."""
+        pairs = [(place, k) for place, some in enumerate(self.idempotent) for k in some]
+        by_place: dict[int, list[int]] = {}
+        for place, k in pairs:
+            by_place.setdefault(place, []).append(k)
+        level = [c for c, state in states.items() if any(state.alive())]
+        last = dict.fromkeys(level, -1)
+        while level:
+            children: dict[int, list[Combination]] = {}
+            bound: dict[Combination, tuple[int, ...]] = {}
+            for parent in level:
+                for place, some in by_place.items():
+                    if place <= last[parent] or parent[place] != 0:
+                        continue
+                    for k in some:
+                        child = (*parent[:place], k, *parent[place + 1 :])
+                        mask = self._parents_mask(child, states)
+                        if any(mask):
+                            bound[child] = mask
+                            last[child] = place
+                            children.setdefault(states[parent].which, []).append(child)
+            level = []
+            for which, some_children in children.items():
+                for sample, mesh, mine in self._spread(some_children, which):
+                    self._evaluate(sample, mesh, 0, mine, states, which, local)
+                for child in some_children:
+                    state = states[child]
+                    state.bound = bound[child]
+                    if any(state.alive()):
+                        level.append(child)
+
+    def _parents_mask(self, child: Combination, states: dict[Combination, _State]) -> tuple[int, ...]:
+        """What is still possible for all combinations with one of the idempotent placements turned back into B."""
+        outputs = len(self.placements)
+        mask: tuple[int, ...] = (-1,) * outputs
+        for place, k in enumerate(child):
+            if k in self.idempotent[place]:
+                parent = states.get((*child[:place], 0, *child[place + 1 :]))
+                alive = parent.alive() if parent is not None else (0,) * outputs
+                mask = tuple(a & b for a, b in zip(mask, alive))
+        return mask
+
+    def _spread(
+        self, combinations: Sequence[Combination], which: int
+    ) -> Iterator[tuple[Sample, int, list[Combination]]]:
+        """Each combination with a sample and mesh on which its splits come out as wanted."""
+        left = list(combinations)
+        for sample, mesh in itertools.product(self.samples[:2], self.meshes):
+            cases = self._unevenness(sample, mesh)
+            now = [c for c in left if max(cases[i][k] for i, k in enumerate(c)) == which]
+            if now:
+                chosen = set(now)
+                left = [c for c in left if c not in chosen]
+                yield sample, mesh, now
+
+    def _confirm(self, alive: dict[Combination, _State], local: Placement | None) -> None:
+        """Further experiments with those that are left: other values, sizes, meshes and partial pieces."""
+        weak = any(_is_weak(output) for output in self.samples[0].outputs)
+        draws = _DRAWS_OF_A_WEAK_RESULT if weak else 1
+        extra = list(sprinkled(self.samples[0], self.seed))
+        plan = [(sample, mesh) for sample in self.samples for mesh in self.meshes]
+        plan += [(sample, mesh) for sample in extra for mesh in self.meshes[:2]]
+        for sample, mesh in plan:
+            for draw in range(1, draws + 1):
+                now = [c for c, state in alive.items() if any(state.alive())]
+                if not now:
+                    return
+                cases = self._unevenness(sample, mesh)
+                groups: dict[int, list[Combination]] = {}
+                for c in now:
+                    which = max(cases[i][k] for i, k in enumerate(c))
+                    if sample.kind == "special":
+                        # What fails because of how the splits come out says nothing of the values.
+                        if which != _EVEN and any(alive[c].seen[_EVEN]):
+                            continue
+                        which = _SPECIAL
+                    groups.setdefault(which, []).append(c)
+                for which, mine in groups.items():
+                    self._evaluate(sample, mesh, draw, mine, alive, which, local)
+                key = sample.shapes, mesh
+                self.tested[key] = self.tested.get(key, 0) + 1
+
+    def _evaluate(
+        self,
+        sample: Sample,
+        mesh: int,
+        draw: int,
+        combinations: Sequence[Combination],
+        states: dict[Combination, _State],
+        which: int,
+        local: Placement | None,
+    ) -> set[Combination]:
+        """Judge the combinations and note what was found; returns those that raised."""
+        if not combinations:
+            return set()
+        experiment = self._experiment(sample, mesh, draw)
+        run = None if local is None else _local_runs(sample, mesh, local)
+        found = experiment.evaluate(combinations, run)
+        self.ran += len(combinations) * experiment.parts
+        raised = set()
+        for combination, right in zip(combinations, found):
+            state = states.get(combination)
+            if state is None:
+                state = states[combination] = _State(len(self.placements), which)
+            self._note(state, which, right, sample, mesh)
+            if right is None:
+                raised.add(combination)
+        return raised
+
+    def _note(self, state: _State, which: int, right: Right, sample: Sample, mesh: int) -> None:
+        """Where the inputs' splits are even, an output's may still be uneven: that is judged as such."""
+        if which == _SPECIAL:
+            state.update(which, right, tuple((1 << len(some)) - 1 for some in self.placements))
+            return
+        for output_class, judged in enumerate(self._output_classes(sample, mesh)):
+            if any(judged):
+                state.update(max(which, output_class), right, judged)
+
+    def _output_classes(self, sample: Sample, mesh: int) -> list[Masks]:
+        """For each class the output placements whose splits come out so."""
+        if mesh not in sample.outputs_by_class:
+            by_class = []
+            for which in range(3):
+                masks = []
+                for output, some in zip(sample.outputs, self.placements):
+                    bits = [unevenness(output.shape, placement, mesh) == which for placement in some]
+                    masks.append(sum(1 << bit for bit, yes in enumerate(bits) if yes))
+                by_class.append(tuple(masks))
+            sample.outputs_by_class[mesh] = by_class
+        return sample.outputs_by_class[mesh]
+
+    def _experiment(self, sample: Sample, mesh: int, draw: int) -> Experiment:
+        """The experiment with those pieces. Those of draw 0 serve several times and are kept."""
+        key = id(sample), mesh
+        if draw == 0 and key in self._kept:
+            return self._kept[key]
+        seed = stable_seed("signatures", self.seed, sample.kind, sample.number, sample.shapes, mesh, draw)
+        experiment = Experiment(
+            sample.call.run,
+            sample.call.tensors,
+            self.choices,
+            sample.outputs,
+            self.placements,
+            mesh,
+            np.random.default_rng(seed),
+        )
+        if draw == 0:
+            self._kept[key] = experiment
+        return experiment
+
+    def _unevenness(self, sample: Sample, mesh: int) -> list[list[int]]:
+        if mesh not in sample.cases:
+            sample.cases[mesh] = self._experiment(sample, mesh, 0).unevenness
+        return sample.cases[mesh]
+
+    # ----------------------------------------------------------------------------- sizes as arguments
+
+    def _local_size_placements(self) -> list[Placement]:
+        """The splits of the output that the call could be told the local sizes of."""
+        if len(self.placements) != 1:
+            return []
+        if any(not has_size_argument(sample.call, sample.outputs[0].shape) for sample in self.samples):
+            return []
+        return [placement for placement in self.placements[0] if placement.is_split]
+
+
+def _local_runs(sample: Sample, mesh: int, local: Placement) -> list[Run]:
+    """How each rank calls the operator with the sizes of its own piece of the output."""
+    whole = tuple(sample.outputs[0].shape)
+    return [with_sizes(sample.call, whole, local_shape(whole, local, mesh, rank)).run for rank in range(mesh)]
+
+
+def _needs(state: _State, output: int, bit: int) -> tuple[str, ...] | None:
+    """The conditions under which a signature held, None where it was refuted."""
+
+    def held(which: int) -> bool | None:
+        if not state.seen[which][output] >> bit & 1:
+            return None
+        return bool(state.held[which][output] >> bit & 1)
+
+    if not state.bound[output] >> bit & 1:
+        return None
+    even, uneven, empty = held(_EVEN), held(_UNEVEN), held(_EMPTY)
+    if even is False or (even is None and uneven is False) or (even is None and uneven is None and not empty):
+        return None
+    needs: list[str] = []
+    if uneven is False:
+        needs.append(EVEN)
+    elif empty is False:
+        needs.append(NONEMPTY)
+    if held(_SPECIAL) is False:
+        needs.append(FINITE)
+    return tuple(needs)
+
+
+def _is_weak(output: torch.Tensor) -> bool:
+    """Whether a result has so few different values that a wrong one may equal it by chance."""
+    if not (output.is_floating_point() or output.is_complex()):
+        return True
+    if output.dtype.itemsize == 1:
+        return True
+    return int(torch.unique(output.detach().resolve_conj().reshape(-1)).numel()) < _FEW_VALUES
+
+
+def basic_combinations(
+    basic: Sequence[Sequence[int]], placements: Sequence[Sequence[Placement]], limit: int
+) -> tuple[list[Combination], str]:
+    """All combinations of choices where these are not too many; else those with few inputs off B, and those in
+    which all inputs lie alike.
+
+    Returns: the combinations, fewest off B first, and which they are, in words.
+    """
+    total = float(np.prod([len(some) for some in basic], dtype=np.float64))
+    if total <= limit:
+        every = list(itertools.product(*basic))
+        return every, "all"
+    count = len(basic)
+    found: dict[Combination, None] = {}
+    most = 0
+    for off in range(count + 1):
+        layer = list(itertools.islice(_with_off(basic, off), limit - len(found) + 1))
+        if len(found) + len(layer) > limit:
+            break
+        found.update(dict.fromkeys(layer))
+        most = off
+    words = {str(p) for some in placements for p in some}
+    for word in sorted(words):
+        alike = tuple(
+            next((k for k in mine if str(some[k]) == word), 0) for mine, some in zip(basic, placements)
+        )
+        found[alike] = None
+    return list(found), f"at most {most} of {count} inputs off B, and all alike"
+
+
+def _with_off(basic: Sequence[Sequence[int]], off: int) -> Iterator[Combination]:
+    """Combinations with exactly ``off`` inputs that are not B."""
+    for places in itertools.combinations(range(len(basic)), off):
+        others = [[k for k in basic[place] if k] for place in places]
+        for chosen in itertools.product(*others):
+            row = [0] * len(basic)
+            for place, k in zip(places, chosen):
+                row[place] = k
+            yield tuple(row)
+
+
+# --------------------------------------------------------------------------------------- other values
+
+
+def sprinkled(sample: Sample, seed: str) -> Iterator[Sample]:
+    """The sample with zeros, and with NaN and infinities, among its values, where the operator takes these. Tests
+    for zero, for equality or for NaN answer the same everywhere without them."""
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in sample.call.tensors):
+        return
+    random = np.random.default_rng(stable_seed("sprinkle", seed, sample.shapes))
+    weak = any(_is_weak(output) for output in sample.outputs)
+    kinds = ("negated", "zeros", "special", *(("one zero", "mostly zeros") if weak else ()))
+    for kind in kinds:
+        tensors = [_sprinkle(tensor, kind, random, weak) for tensor in sample.call.tensors]
+        try:
+            changed = _prepare(sample.call.with_tensors(tensors))
+        except CannotJudge:
+            continue
+        if kind != "special" and _more_nan(changed, sample):
+            continue  # outside of what the operator is defined for
+        if _same_structure(sample, changed) and [o.shape for o in changed.outputs] == [
+            o.shape for o in sample.outputs
+        ]:
+            yield replace(changed, kind=kind)
+
+
+def _more_nan(one: Sample, other: Sample) -> bool:
+    counts = [sum(int((output != output).sum()) for output in sample.outputs) for sample in (one, other)]
+    return counts[0] > counts[1]
+
+
+def _sprinkle(tensor: torch.Tensor, kind: str, random: np.random.Generator, infinite: bool) -> torch.Tensor:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
+        return tensor
+    tensor = tensor.clone()
+    flat = tensor.view(-1)
+    somewhere = int(random.integers(0, flat.shape[0]))
+    if kind == "negated":
+        return -tensor
+    if kind == "zeros":
+        flat[torch.from_numpy(random.random(flat.shape[0]) < 0.35)] = 0
+    elif kind == "one zero":
+        flat[somewhere] = 0
+    elif kind == "mostly zeros":
+        flat[torch.arange(flat.shape[0]) != somewhere] = 0
+    elif flat.shape[0] > 1:  # something has to be left to compare
+        flat[somewhere] = float("nan")
+        # Products of partial pieces with infinity have no sum, which says nothing new; tests for infinity need one.
+        if infinite:
+            flat[int(random.integers(0, flat.shape[0]))] = float("inf")
+    return tensor
+
+
+# -------------------------------------------------------------------------------- sizes as arguments
+
+
+def has_size_argument(call: Call, shape: Sequence[int]) -> bool:
+    """Whether an argument, or several numbers at the end of the positional ones, spell the result's shape."""
+    return _replace_sizes(call, tuple(shape), tuple(shape))[1]
+
+
+def with_sizes(call: Call, shape: tuple[int, ...], local: tuple[int, ...]) -> Call:
+    """The call with ``local`` in place of every argument that spells the result's ``shape``; a -1 in it stands for
+    what is left, as in reshape."""
+    return _replace_sizes(call, shape, local)[0]
+
+
+def _replace_sizes(call: Call, shape: tuple[int, ...], local: tuple[int, ...]) -> tuple[Call, bool]:
+    found = False
+
+    def exchange(value: Any) -> Any:
+        nonlocal found
+        sizes = isinstance(value, (tuple, list)) and value and all(type(item) is int for item in value)
+        if sizes and _spells(value, shape):
+            found = True
+            return torch.Size(local) if isinstance(value, torch.Size) else type(value)(local)
+        return value
+
+    args = tuple(exchange(value) for value in call.args)
+    kwargs = {name: exchange(value) for name, value in call.kwargs.items()}
+    if not found and shape:
+        # Tensor.view(x, 2, 3), Tensor.expand(x, 2, 3): the numbers one by one.
+        tail = args[-len(shape) :]
+        if len(tail) == len(shape) and all(type(item) is int for item in tail) and _spells(tail, shape):
+            found = True
+            args = (*args[: -len(shape)], *local)
+    return replace(call, args=args, kwargs=kwargs), found
+
+
+def _spells(value: Sequence[int], shape: tuple[int, ...]) -> bool:
+    if len(value) != len(shape) or list(value).count(-1) > 1:
+        return False
+    return all(item in (-1, size) for item, size in zip(value, shape))

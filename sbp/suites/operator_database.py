@@ -78,7 +78,7 @@ class Operator:
     ) -> list[OperatorSample]:
         torch.manual_seed(stable_seed("op_db", self.name, *([seed] if seed else [])) % 2**31)
         with _with_sizes(sizes or {}):
-            samples = self._info.sample_inputs("cpu", self.dtype, requires_grad=False)
+            samples = self._info.sample_inputs("cpu", self.dtype, requires_grad=False, set_seed=False)
             return [
                 OperatorSample((sample.input, *sample.args), dict(sample.kwargs))
                 for sample in itertools.islice(samples, most)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.network import LOOPBACK, Place, interfaces, loopback_interface, open_everywhere, reach
-from launch.ranks import Announced, Channel, LaunchError, announced, open_channel
+from launch.ranks import Announced, Channel, LaunchError, MpiChannel, announced, open_channel
 from launch.sockets import ChannelLost
 from launch.supervisor import IDLE_INTERVAL, Settings, Side, SideError, Supervisor, WarmFailure
 from launch.wire import ConnectionClosed, decode, encode
 from launch.worker import WorkerContext
+from launch.worlds import Worlds, split
 
 # How long a supervisor may take to answer; it never waits for a worker for longer than a stack dump takes.
 _SUPERVISOR_PATIENCE = 30.0
@@ -214,18 +215,26 @@ class Job:
         size: the number of ranks.
         ranks: who they are.
         launcher: what started them, with its version.
+        worlds: the other worlds, where the ranks were split into several; see :class:`launch.worlds.Worlds`.
         address: where the first rank's host is reached by all ranks; loopback where all are on one host.
         world_number: counts the worlds of workers.
         on_new_world: called after workers were forked, before the next request reaches them; makes them a world.
     """
 
     def __init__(
-        self, settings: Settings, supervisor: Supervisor, channel: Channel, hosts: list[str], place: Place
+        self,
+        settings: Settings,
+        supervisor: Supervisor,
+        channel: Channel,
+        hosts: list[str],
+        place: Place,
+        worlds: Worlds | None = None,
     ) -> None:
         self.settings = settings
         self.size = channel.size
         self.launcher = channel.launcher
         self.address = place.address
+        self.worlds = worlds
         self.world_number = 0
         self.on_new_world: Callable[[Job], None] | None = None
         self.ranks = [
@@ -429,6 +438,8 @@ class Job:
         if self._closed:
             return
         self._closed = True
+        if self.worlds is not None:
+            self.worlds.close()
         for side in self._sides:
             side.close()
         for rank in range(1, self.size):
@@ -475,8 +486,13 @@ def _serve(relay: _Relay, channel: Channel) -> None:
             channel.send(0, encode(answer))
 
 
-def start(settings: Settings) -> Job | int:
+def start(settings: Settings, ranks_per_world: int | None = None) -> Job | int:
     """Join the other ranks. All ranks call it together.
+
+    Args:
+        settings: how workers are started.
+        ranks_per_world: split the ranks into worlds of so many, each a job of its own with a rank 0 of its own, which
+            share ``job.worlds``. Needs MPI.
 
     Returns: on rank 0 the job; on every other rank the exit code, after rank 0 has closed the job.
 
@@ -485,7 +501,9 @@ def start(settings: Settings) -> Job | int:
     """
     found = announced() or Announced("single", 1, 0)
     # The imports of the warm process overlap with those of MPI.
-    supervisor = Supervisor(settings, found.rank)
+    # The worlds are alike: a rank's hash seed is that of its place in its world.
+    place_in_world = found.rank % ranks_per_world if ranks_per_world else found.rank
+    supervisor = Supervisor(settings, place_in_world, f"rank{found.rank}")
     sides: list[Side] = []
 
     def exchange(argument: dict[str, Any]) -> str:
@@ -499,6 +517,11 @@ def start(settings: Settings) -> Job | int:
 
     try:
         channel = open_channel(exchange if settings.exchange else None)
+        make_worlds = None
+        if ranks_per_world:
+            if not isinstance(channel, MpiChannel):
+                raise LaunchError(f"several worlds of {ranks_per_world} ranks need MPI; use mpirun")
+            channel, make_worlds = split(channel, ranks_per_world)
         hosts = channel.all_hosts()
         place = _meet(channel, hosts)
     except (LaunchError, SideError, WarmFailure) as error:
@@ -511,7 +534,7 @@ def start(settings: Settings) -> Job | int:
             side.close()
     if channel.rank == 0:
         _stop_on_signals()
-        return Job(settings, supervisor, channel, hosts, place)
+        return Job(settings, supervisor, channel, hosts, place, make_worlds() if make_worlds else None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends the job in order
     try:
         _serve(_Relay(supervisor, hosts, channel.rank, place), channel)

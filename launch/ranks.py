@@ -121,8 +121,8 @@ class MpiChannel:
     _TAG = 7
 
     def __init__(self, communicator: Any, mpi: Any) -> None:
-        self._communicator = communicator
-        self._mpi = mpi
+        self.communicator = communicator
+        self.mpi = mpi
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         name, version = mpi.get_vendor()
@@ -132,23 +132,23 @@ class MpiChannel:
     def send(self, rank: int, data: bytes) -> None:
         # The bytes must live until MPI has sent them.
         self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
-        request = self._communicator.Isend([data, self._mpi.BYTE], dest=rank, tag=self._TAG)
+        request = self.communicator.Isend([data, self.mpi.BYTE], dest=rank, tag=self._TAG)
         self._sending.append((request, data))
 
     def receive(self) -> tuple[int, bytes] | None:
-        status = self._mpi.Status()
-        message = self._communicator.Improbe(source=self._mpi.ANY_SOURCE, tag=self._TAG, status=status)
+        status = self.mpi.Status()
+        message = self.communicator.Improbe(source=self.mpi.ANY_SOURCE, tag=self._TAG, status=status)
         if message is None:
             return None
-        data = bytearray(status.Get_count(self._mpi.BYTE))
-        message.Recv([data, self._mpi.BYTE])
+        data = bytearray(status.Get_count(self.mpi.BYTE))
+        message.Recv([data, self.mpi.BYTE])
         return status.Get_source(), bytes(data)
 
     def all_hosts(self) -> list[str]:
-        return distinct_names(self._communicator.allgather(host_identity()))
+        return distinct_names(self.communicator.allgather(host_identity()))
 
     def abort(self) -> None:
-        self._communicator.Abort(1)
+        self.mpi.COMM_WORLD.Abort(1)
 
     def finish(self, patience: float = 2.0) -> None:
         """Give messages that are on their way a moment."""

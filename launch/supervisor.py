@@ -113,15 +113,16 @@ def _open_output(directory: str | None, name: str) -> int:
 class Supervisor:
     """The processes of one rank. Made before MPI is initialised, so that imports overlap with that."""
 
-    def __init__(self, settings: Settings, rank: int) -> None:
+    def __init__(self, settings: Settings, rank: int, log: str | None = None) -> None:
+        log = log or f"rank{rank}"
         self.settings = settings
         self.rank = rank
         self.worker: Worker | None = None
         self._ends: dict[int, int] = {}
         self._warm: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._output = _open_output(settings.output_directory, f"rank{rank}.log")
-        self._side_output = _open_output(settings.output_directory, f"rank{rank}.side.log")
+        self._output = _open_output(settings.output_directory, f"{log}.log")
+        self._side_output = _open_output(settings.output_directory, f"{log}.side.log")
         if settings.fork:
             self._start_warm()
 

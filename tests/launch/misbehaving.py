@@ -130,5 +130,42 @@ def lead(requests: list[dict[str, Any]], timeout: float, output: str) -> int:
     return 0
 
 
+def lead_worlds(ranks_per_world: int, trials: int, output: str) -> int:
+    """Have the worlds take numbered requests from one counter; the first prints what each found."""
+    settings = launch.Settings(
+        "misbehaving:start",
+        ("json",),
+        environment={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        output_directory=output,
+    )
+    job = launch.start(settings, ranks_per_world)
+    if isinstance(job, int):
+        return job
+    worlds = job.worlds
+    assert worlds is not None
+    shared = worlds.share(b"shared" if worlds.index == 0 else None)
+    lines: list[dict[str, Any]] = []
+    begin = time.monotonic()
+    while (ticket := worlds.next_ticket()) is not None and ticket < trials:
+        # One of them costs its world its workers.
+        how = {"how": "SIGKILL", "ranks": [1]} if ticket == 3 else {"how": "nothing"}
+        replies = job.call(how, 10)
+        line = {"ticket": ticket, "world": worlds.index, "shared": shared.decode(), "size": job.size}
+        line["statuses"] = [reply.status for reply in replies]
+        line["hashes"] = [reply.value["hash"] for reply in replies if reply.status == "ok"]
+        worlds.forward(json.dumps(line).encode())
+    if worlds.index == 0:
+        while len(lines) < trials and time.monotonic() < begin + 60:
+            lines += [json.loads(data) for _, data in worlds.collected()]
+            time.sleep(0.001)
+        for line in lines:
+            print(json.dumps(line))
+        print(json.dumps({"seconds": time.monotonic() - begin}))
+    job.close()
+    return 0
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "worlds":
+        sys.exit(lead_worlds(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
     sys.exit(lead(json.loads(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))

@@ -264,7 +264,7 @@ class Supervisor:
             else:
                 self._drain_ends()
                 if worker.pid in self._ends:
-                    return describe_end(self._ends.pop(worker.pid))
+                    return describe_end(self._ends[worker.pid])  # asked for again when the worker is dropped
             time.sleep(0.005)
         return "closed its connection"
 

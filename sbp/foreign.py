@@ -104,7 +104,7 @@ class ForeignSession(Session):
     """A session whose workers run in another interpreter.
 
     Args:
-        side: the process of sbp.oracle.material.
+        side: the process of sbp.material.
         offered: what the subject has; None if it is not asked.
         others as of Session.
     """
@@ -211,6 +211,7 @@ class ForeignSession(Session):
             rank,
             reached="error" not in answer,
             random=material["task"]["random"],
+            promise=material["task"]["promise"],
         )
 
     def _details(self, names: list[str]) -> tuple[Mapping[str, Array], list[Mapping[str, Array]]] | None:

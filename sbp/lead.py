@@ -292,7 +292,7 @@ class Lead:
         timeout = parse_time(self.options.timeout)
         if self.options.subject not in foreign.SUBJECTS:
             return Session(self.job, timeout)
-        side = self.job.side("sbp.oracle.material:serve", {})
+        side = self.job.side("sbp.material:serve", {})
         return foreign.ForeignSession(self.job, timeout, side, self.request["offered"])
 
     def _take_over(self, done: Verdict) -> None:

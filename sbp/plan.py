@@ -43,6 +43,11 @@ class PlanOptions:
     subject: str = "dtensor"
     optimizers: tuple[str, ...] = ("SGD", "AdamW")
 
+    @property
+    def quick(self) -> bool:
+        """Whether few placements are wanted even of cases that have few."""
+        return self.rows is not None and self.rows < 6
+
 
 def choices_of(ndim: int, kind: str, partial: Sequence[str] = ("sum",)) -> list[tuple[str, SBP]]:
     """The placements of one tensor along one mesh axis: B, S(d) for every dimension, then the partial ones.

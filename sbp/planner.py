@@ -10,7 +10,7 @@ from typing import Any
 from sbp.placement import PlacementError, parse_mesh
 from sbp.plan import PlanOptions
 from sbp.select import SelectionError, compile_expression, matches_target, suggest
-from sbp.suites import MODULES, Suite, SuiteError, find_suite, is_users, skipped_cases
+from sbp.suites import DEFAULT, Suite, SuiteError, find_suite, is_users, skipped_cases
 from sbp.trial import Trial, stable_seed
 
 # How many trials of a case come in the first pass, when the time is bounded: the most telling ones come first, and
@@ -91,7 +91,7 @@ def _can_run(suite: Suite, case: str, offered: Mapping[str, Any] | None, skipped
     """Whether the subject has what a case needs; ``offered`` is None for torch itself."""
     if offered is None:
         return True
-    from sbp.oracle.material import why_not
+    from sbp.material import why_not
 
     reason = why_not(suite.name, case, offered)
     if reason is not None:
@@ -125,7 +125,7 @@ def _cases(suites: list[str], targets: list[str]) -> Iterator[tuple[Suite, str]]
     missing = set(targets)
     found = [_users_cases(target) for target in users]
     if not users:
-        named = [find_suite(name) for name in suites or list(MODULES)]
+        named = [find_suite(name) for name in suites or DEFAULT]
         found = [(suite, suite.cases()) for suite in named]
     for suite, cases in found:
         for case in cases:

@@ -68,6 +68,7 @@ class Program:
         recipe: what a run does besides.
         writes: the inputs that the function writes to, by name; they are compared as they are afterwards.
         random: whether results are drawn at random, so that their values cannot be compared.
+        promise: what random results keep in any case; see sbp.oracle.promises.
     """
 
     function: Callable[..., Any]
@@ -79,6 +80,7 @@ class Program:
     recipe: Recipe = Recipe()
     writes: tuple[str, ...] = ()
     random: bool = False
+    promise: str = ""
 
     @property
     def module(self) -> torch.nn.Module | None:

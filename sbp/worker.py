@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from sbp.moves import REVERSED
 from sbp.oracle.reference import Reference, compute_reference
 from sbp.placement import parse_mesh
 from sbp.program import Program
@@ -124,6 +125,9 @@ class Worker:
         self._observed, self._reference = observed, case.reference
         subject, expected = self._subject(trial), case.reference.quantities
         torch.manual_seed(stable_seed("run", trial.case) % 2**31)
+        if trial.options.get("unseeded"):
+            torch.seed()
+        REVERSED.set(trial.options.get("reversed_on") == self.rank)
         error: dict[str, Any] | None = None
         start = time.perf_counter()
         try:
@@ -143,7 +147,15 @@ class Worker:
         if isinstance(subject, ParallelSubject):
             expected = subject.comparable(expected, observed)
             random = subject.case.random
-        rows = compare_all(observed, expected, mesh, self.rank, reached=error is None, random=random)
+        rows = compare_all(
+            observed,
+            expected,
+            mesh,
+            self.rank,
+            reached=error is None,
+            random=random,
+            promise=case.program.promise,
+        )
         answer = {
             "rows": [row.to_list() for row in rows],
             "subject_seconds": end - start,

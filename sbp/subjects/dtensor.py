@@ -135,7 +135,13 @@ class DTensorSubject:
         def observe(quantity: Quantity, tensor: torch.Tensor | None) -> None:
             observed[quantity.name] = observe_tensor(quantity.name, quantity.kind, tensor)
 
-        execute(replace_tensors(program, place), make_cotangent, observe, make_optimizer)
+        from sbp.moves import DEVICE_MESH
+
+        here = DEVICE_MESH.set(self.device_mesh(mesh))
+        try:
+            execute(replace_tensors(program, place), make_cotangent, observe, make_optimizer)
+        finally:
+            DEVICE_MESH.reset(here)
 
 
 def observe_tensor(name: str, kind: str, tensor: torch.Tensor | None) -> Observed:

@@ -58,7 +58,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Task:
-    """A trial as a subject sees it: see :func:`sbp.oracle.material.task_of` for what the recipe holds.
+    """A trial as a subject sees it: see :func:`sbp.material.task_of` for what the recipe holds.
 
     Attributes:
         mesh: the ranks as a grid.
@@ -70,6 +70,8 @@ class Task:
         optimizer: class and options, None outside training.
         options: the trial's own. ``{"mode": "local"}`` asks for a run without any distribution, on each rank alone
             and on whole tensors that are not global; other modes are the subject's.
+        seed: of random numbers; None where each rank is to have its own.
+        reverse: whether this rank is to take the steps, which do not depend on each other, in the reverse order.
     """
 
     mesh: Mesh
@@ -84,7 +86,8 @@ class Task:
     optimizer: Mapping[str, Any] | None = None
     steps: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
+    seed: int | None = 0
+    reverse: bool = False
 
 
 Observe = Callable[[Observed], None]
@@ -104,8 +107,9 @@ class Subject(Protocol):
     def barrier(self) -> None:
         """Meet the other ranks."""
 
-    def is_refusal(self, error: BaseException) -> bool:
-        """Whether the framework says clearly that it does not support this."""
+    def explain(self, error: BaseException) -> tuple[str, bool]:
+        """What an exception says, without the framework's own noise; and whether the framework says clearly that it
+        does not support this."""
 
 
 class Host:
@@ -164,7 +168,7 @@ class Host:
         try:
             self.subject.run(task, observed.append)
         except Exception as raised:
-            error = describe_error(raised, self.subject.is_refusal)
+            error = describe_error(raised, self.subject.explain)
         end = time.perf_counter()
         answer: dict[str, Any] = {
             "observed": [vars(each) for each in observed],
@@ -208,7 +212,8 @@ def cut_task(data: Mapping[str, Any], trial: Trial, rank: int, balanced: bool) -
         data["optimizer"],
         data["steps"],
         trial.options,
-        data["seed"],
+        None if trial.options.get("unseeded") else data["seed"],
+        trial.options.get("reversed_on") == rank,
     )
 
 
@@ -231,6 +236,7 @@ def run_recipe(
     tensors: dict[str, Any],
     find: Callable[[str, str], Any],
     convert: Callable[[Mapping[str, Any]], Any],
+    reverse: bool = False,
 ) -> dict[str, Any]:
     """Run a recipe's steps.
 
@@ -239,6 +245,7 @@ def run_recipe(
         tensors: reference -> tensor (``in NAME``, ``state NAME``, ``constant N``); results are added.
         find: called with ``function`` and ``nn.functional.gelu``, or ``module`` and a path: what is to be called.
         convert: makes what stands for a dtype, a device or an array out of its description.
+        reverse: begin with the last step.
 
     Returns: the outputs by name.
     """
@@ -258,7 +265,7 @@ def run_recipe(
             return tuple(map(value, item))
         return [value(part) for part in item] if isinstance(item, list) else item
 
-    for step in recipe["steps"]:
+    for step in reversed(recipe["steps"]) if reverse else recipe["steps"]:
         do, name = step["do"], step["name"]
         args = [value(item) for item in step["args"]]
         kwargs = {key: value(item) for key, item in step["kwargs"]}
@@ -289,18 +296,20 @@ def _bind(into: Any, result: Any, tensors: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------- errors
 
 
-def describe_error(error: BaseException, is_refusal: Callable[[BaseException], bool]) -> dict[str, Any]:
+def describe_error(
+    error: BaseException, explain: Callable[[BaseException], tuple[str, bool]]
+) -> dict[str, Any]:
     """An exception as plain data."""
     try:
-        message = str(error)
+        message, refused = explain(error)
     except Exception:
-        message = "(the exception's text could not be made)"
+        message, refused = "(the exception's text could not be made)", False
     trace = traceback.format_exception(type(error), error, error.__traceback__)
     return {
         "type": type(error).__name__,
         "message": message[:4000],
         "traceback": "".join(trace)[-8000:],
-        "refused": is_refusal(error),
+        "refused": refused,
     }
 
 

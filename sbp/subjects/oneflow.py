@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,10 @@ _KEPT_NAMES = {"momentum_buf": "momentum_buffer"}
 # What a message says that refuses.
 _REFUSED = re.compile(
     r"unimplemented_error|todo_error|not support|unsupported|unimplement|not implemented|only supports?\b|"
-    r"can ?not|not allowed|please",
+    r"can ?not|not allowed|please|should be [a-z]+ only",
     re.IGNORECASE,
 )
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class OneFlowSubject:
@@ -56,14 +57,17 @@ class OneFlowSubject:
     def barrier(self) -> None:
         self.flow.comm.barrier()
 
-    def is_refusal(self, error: BaseException) -> bool:
-        """Whether a message says that something is not supported. A check deep inside that fails does not say so."""
-        if isinstance(error, (Missing, NotImplementedError)):
-            return True
-        # The first lines of OneFlow's messages are the C++ stack.
-        text = str(error)
-        message = text[text.rfind('File "') :]
-        return bool(_REFUSED.search(message))
+    def explain(self, error: BaseException) -> tuple[str, bool]:
+        """OneFlow's messages come with the C++ stack and the codes of a terminal's colours."""
+        lines = [_COLOURS.sub("", line).strip() for line in str(error).splitlines()]
+        said = [line for line in lines if line and not line.startswith(('File "', "Error Type:"))]
+        kinds = [line for line in lines if line.startswith("Error Type:")]
+        # Below a line of the stack stands the source line that failed, such as a check with its arguments.
+        message = " ".join(said) or " ".join(lines)
+        refused = isinstance(error, (Missing, NotImplementedError)) or bool(
+            _REFUSED.search(" ".join([message, *kinds]))
+        )
+        return message, refused
 
     # ------------------------------------------------------------------------------------------- tensors
 
@@ -100,6 +104,19 @@ class OneFlowSubject:
             )
         return placed.requires_grad_() if piece.requires_grad else placed
 
+    def redistribute(self, tensor: Any, to: str) -> Any:
+        """The same values under another SBP; a copy where there is no distribution."""
+        if self._alone or self._mesh is None:
+            return tensor.clone()
+        return tensor.to_global(sbp=self.to_flow(to, self._mesh))
+
+    def create(self, name: str, args: Sequence[Any], dtype: str, to: str) -> Any:
+        """A new global tensor under the SBP ``to``."""
+        options = {"dtype": getattr(self.flow, dtype)}
+        if not self._alone and self._mesh is not None:
+            options |= {"placement": self.placement(self._mesh), "sbp": self.to_flow(to, self._mesh)}
+        return getattr(self.flow, name)(*args, **options)
+
     def observe_tensor(self, name: str, kind: str, tensor: Any) -> Observed:
         """What this rank holds of ``tensor``, and what OneFlow claims about it."""
         if tensor is None:
@@ -120,7 +137,10 @@ class OneFlowSubject:
         flow = self.flow
         self._mesh = task.mesh
         self._alone = task.options.get("mode") == "local"
-        flow.manual_seed(task.seed)
+        if task.seed is None:
+            flow.seed()
+        else:
+            flow.manual_seed(task.seed)
         guards = _Guards(flow) if task.writes else None
         tensors = {f"in {name}": self.place(piece, task.mesh) for name, piece in task.inputs.items()}
         if guards is not None:
@@ -289,7 +309,9 @@ class _Holder:
     def _eager(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         tensors = dict(inputs)
         tensors.update({f"constant {n}": v for n, v in self._constants().items()})
-        return run_recipe(self.task.recipe, self._with_state(tensors), self._find, self._convert)
+        return run_recipe(
+            self.task.recipe, self._with_state(tensors), self._find, self._convert, self.task.reverse
+        )
 
     def _constants(self) -> dict[str, Any]:
         return {name.removeprefix("constant "): self._whole(array) for name, array in self._arrays.items()}
@@ -318,6 +340,8 @@ class _Holder:
     def _find(self, do: str, name: str) -> Any:
         if do == "module":
             return self.modules[name]
+        if name in ("redistribute", "create"):
+            return getattr(self.subject, name)
         found = self.flow
         for word in name.split("."):
             found = getattr(found, word, None)
@@ -412,7 +436,7 @@ def offers() -> dict[str, Any]:
     def names(space: Any) -> list[str]:
         return [name for name in dir(space) if not name.startswith("_")]
 
-    functions = names(flow)
+    functions = [*names(flow), "redistribute", "create"]
     for space in ("nn.functional", "linalg"):
         inner = flow
         for word in space.split("."):

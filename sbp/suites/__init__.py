@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 from sbp.program import Program
 
 # Suite name -> the module that holds it. Imported when it is asked for: some need torch's test databases, which
-# take seconds to import. The order is that of the default run.
+# take seconds to import.
 MODULES: dict[str, str] = {
     "modules": "sbp.suites.modules",
+    "inplace": "sbp.suites.inplace",
+    "redistribute": "sbp.suites.redistribute",
+    "sources": "sbp.suites.sources",
 }
+# What is run without --suite, in this order.
+DEFAULT = ("modules",)
 
 
 def is_users(name: str) -> bool:

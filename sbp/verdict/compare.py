@@ -60,6 +60,7 @@ class Row:
         mesh: the mesh of the claim, where it is not the trial's.
         zeros: only of random results, whose values are not compared: a fingerprint of where the piece is zero, ``-``
             where that tells nothing.
+        promise: of a random result, what it keeps in any case; ``data`` is sent then.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Row:
     expected: Array | None = None
     mesh: str | None = None
     zeros: str = ""
+    promise: str = ""
 
     def to_list(self) -> list[Any]:
         """For the wire."""
@@ -98,6 +100,7 @@ def compare_piece(
     mesh: Mesh,
     rank: int,
     random: bool = False,
+    promise: str = "",
 ) -> Row:
     """Compare what ``rank`` holds with its part of ``expected`` under the placement that the subject claims.
 
@@ -138,7 +141,8 @@ def compare_piece(
         return wrong_layout(f"local shape is {local.shape}, {what} {due}")
     row = Row(name, kind, claimed, "", 0.0, 0.0, expected_norm, digest, expected_dtype, mesh=observed.mesh)
     if random:
-        return replace(row, zeros=_pattern_of_zeros(local))
+        data = local if promise and kind == "value" else None
+        return replace(row, zeros=_pattern_of_zeros(local), data=data, promise=promise)
     if any(placement.is_partial for placement in sbp):
         return replace(row, data=local, expected=expected if rank == 0 else None)
     largest, norm = difference(local, take_local(expected, sbp, mesh, rank))
@@ -176,10 +180,13 @@ def fingerprint(piece: Array) -> str:
 
 
 def _pattern_of_zeros(piece: Array) -> str:
-    """Equal for equal places of the zeros; ``-`` where too few elements could be one thing or the other."""
+    """What tells two random pieces apart whatever they were multiplied with: equal for equal places of the zeros, or
+    without zeros for equal values; ``-`` where too few elements could be one thing or the other."""
     zeros = piece == 0
     count = int(np.count_nonzero(zeros))
-    return fingerprint(zeros) if min(count, piece.size - count) >= _TELLING_ZEROS else "-"
+    if min(count, piece.size - count) >= _TELLING_ZEROS:
+        return fingerprint(zeros)
+    return fingerprint(piece) if len(np.unique(piece)) >= _TELLING_ZEROS else "-"
 
 
 def compare_all(
@@ -189,6 +196,7 @@ def compare_all(
     rank: int,
     reached: bool,
     random: bool = False,
+    promise: str = "",
 ) -> list[Row]:
     """The rows of one rank, in the reference's order.
 
@@ -201,7 +209,16 @@ def compare_all(
             continue
         rows.append(
             compare_piece(
-                observed.get(name), name, due.kind, due.value, due.dtype, due.norm, mesh, rank, random
+                observed.get(name),
+                name,
+                due.kind,
+                due.value,
+                due.dtype,
+                due.norm,
+                mesh,
+                rank,
+                random,
+                promise,
             )
         )
     for name, extra in observed.items():
@@ -210,7 +227,9 @@ def compare_all(
         due = expected.get(extra.like) if extra.like is not None else None
         if due is not None:
             rows.append(
-                compare_piece(extra, name, due.kind, due.value, due.dtype, due.norm, mesh, rank, random)
+                compare_piece(
+                    extra, name, due.kind, due.value, due.dtype, due.norm, mesh, rank, random, promise
+                )
             )
         else:
             rows.append(compare_piece(extra, name, extra.kind, None, "", 0.0, mesh, rank))

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from sbp.oracle.promises import broken
 from sbp.oracle.tolerance import relative_limit
-from sbp.placement import LayoutError, Mesh, reduce_partials, take_local
+from sbp.placement import Array, LayoutError, Mesh, reduce_partials, take_local
 from sbp.verdict.compare import Row, difference, parse_mesh_cached, parse_sbp_cached
 
 _WRONG = {"value": "wrong value", "gradient": "wrong gradient", "state": "wrong state"}
@@ -101,14 +104,14 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
             Finding("ranks disagree", name, min(odd, default=0), odd, first.claimed, relation=relation)
         ], 0.0
 
-    broken = {rank: row for rank, row in rows.items() if row.problem}
-    if broken:
-        rank = min(broken)
-        problem = broken[rank].problem
+    faulty = {rank: row for rank, row in rows.items() if row.problem}
+    if faulty:
+        rank = min(faulty)
+        problem = faulty[rank].problem
         missing = problem.startswith(("missing", "unexpected"))
-        relation = problem + _on_ranks(tuple(broken), mesh.size)
+        relation = problem + _on_ranks(tuple(faulty), mesh.size)
         word = wrong if missing else "wrong layout"
-        return [Finding(word, name, rank, tuple(broken), broken[rank].claimed, relation=relation)], 0.0
+        return [Finding(word, name, rank, tuple(faulty), faulty[rank].claimed, relation=relation)], 0.0
     if first.claimed is None and not first.digest:
         return [], 0.0  # neither side has it
 
@@ -128,6 +131,10 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
         errors = {
             rank: difference(reduced[rank], take_local(whole, sbp, mesh, rank)) for rank in range(mesh.size)
         }
+    if first.promise and everyone and not _odd_replicas(rows, sbp, mesh):
+        found = _judge_promise(first, wrong, [row.data for row in rows.values()], sbp, mesh)
+        if found:
+            return found, 0.0
     if first.zeros:
         repeated = _repeated_parts(rows, sbp, mesh)
         if repeated:
@@ -161,6 +168,25 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
         first.mesh,
     )
     return [finding], overall
+
+
+def _judge_promise(
+    first: Row, wrong: str, pieces: Sequence[Array | None], sbp: Any, mesh: Mesh
+) -> list[Finding]:
+    """Whether a random result keeps what it promises, as a whole."""
+    held = [piece for piece in pieces if piece is not None]
+    if len(held) < mesh.size:
+        return []
+    whole_axes = [axis for axis, placement in enumerate(sbp) if not placement.is_split]
+    parts = [
+        piece.reshape(-1)
+        for rank, piece in enumerate(reduce_partials(held, sbp, mesh))
+        if mesh.ranks_along(whole_axes, rank)[0] == rank
+    ]
+    relation = broken(first.promise, np.concatenate(parts))
+    if not relation:
+        return []
+    return [Finding(wrong, first.name, 0, tuple(range(mesh.size)), first.claimed, relation=relation)]
 
 
 def _odd_replicas(rows: dict[int, Row], sbp: Any, mesh: Mesh) -> tuple[int, ...]:

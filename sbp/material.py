@@ -71,6 +71,7 @@ def task_of(
         "aliases": aliases,
         "writes": list(program.writes),
         "random": program.random,
+        "promise": program.promise,
         "cotangents": dict(reference.cotangents),
         "optimizer": optimizer_as_data(program, make_optimizer),
         "steps": program.recipe.steps,
@@ -119,4 +120,6 @@ def serve(request: Mapping[str, Any], connection: Any) -> None:
             answer = prepare_case(Trial.from_dict(message["trial"]), message.get("modules"))
         except NotPortable as error:
             answer = {"why_not": str(error)}
+        except Exception as error:
+            answer = {"why_not": f"the reference itself raises {type(error).__name__}: {error}"}
         connection.send(answer)

@@ -160,9 +160,9 @@ def test_an_error_of_the_leading_rank_ends_the_whole_job(tmp_path: Path) -> None
     assert processes_in(tmp_path) == []
 
 
-def test_a_launcher_that_does_not_fit_is_refused_in_one_line() -> None:
+def test_a_launcher_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), "[]", "1", "."],
+        [sys.executable, str(SCRIPT), "[]", "1", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,

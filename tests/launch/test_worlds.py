@@ -279,9 +279,14 @@ def test_two_ends_that_both_send_much_do_not_wait_for_each_other() -> None:
     first.send(1, much)
     second.send(0, much)
     arrived: dict[str, Any] = {}
+
+    def take_part(name: str, end: SocketChannel) -> None:
+        arrived[name] = await_message(end)
+        end.finish(20)  # what it has to send itself goes on until it is sent
+
     readers = [
-        threading.Thread(target=lambda name=name, end=end: arrived.update({name: await_message(end)}))
-        for name, end in (("first", first), ("second", second))
+        threading.Thread(target=take_part, args=arguments)
+        for arguments in (("first", first), ("second", second))
     ]
     for reader in readers:
         reader.start()

@@ -42,7 +42,7 @@ MESHES = (2, 3, 4)
 Masks = tuple[int, ...]
 
 # More combinations of inputs than this are not all tried.
-MOST_COMBINATIONS = 20_000
+MOST_COMBINATIONS = 4_000
 # Results of few different values agree by chance now and then, so they are confirmed by so many times more draws.
 _DRAWS_OF_A_WEAK_RESULT = 6
 _FEW_VALUES = 8
@@ -306,6 +306,8 @@ class _Search:
         ]
         self.tested: dict[tuple[Any, int], int] = {}
         self.ran = 0
+        # Whether P(avg), P(max) and P(min) were tried on few inputs at once only.
+        self.cut_short = False
         self._kept: dict[tuple[int, int], Experiment] = {}
 
     def find(self) -> Findings:
@@ -314,6 +316,8 @@ class _Search:
         for placement in self._local_size_placements():
             known = {s.inputs for s in signatures if s.output == 0 and s.placement == str(placement)}
             signatures += self._explore(combinations, placement, known)
+        if self.cut_short:
+            how += "; P(avg), P(max), P(min) on few inputs at once only"
         first = self.samples[0]
         inputs = len(combinations) if how != "all" else int(np.prod([len(some) for some in self.choices]))
         return Findings(
@@ -415,6 +419,9 @@ class _Search:
                             last[child] = place
                             children.setdefault(states[parent].which, []).append(child)
             level = []
+            if len(states) + sum(map(len, children.values())) > 2 * self.limit:
+                self.cut_short = True
+                return
             for which, some_children in children.items():
                 for sample, mesh, mine in self._spread(some_children, which):
                     self._evaluate(sample, mesh, 0, mine, states, which, local)

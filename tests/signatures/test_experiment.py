@@ -147,5 +147,5 @@ def test_several_outputs_are_judged_each_on_its_own() -> None:
 def test_too_many_inputs_are_tried_in_part_and_that_is_said() -> None:
     tensors = [draw((4, 4), torch.float64, seed) for seed in range(6)]
     findings = find_signatures([Call("cat", lambda x: torch.cat(x), (tensors,))], limit=100)
-    assert findings.how == "at most 1 of 6 inputs off B, and all alike"
+    assert findings.how.startswith("at most 1 of 6 inputs off B, and all alike")
     assert any(s.inputs == ("S(1)",) * 6 and s.placement == "S(1)" for s in findings.signatures)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sbp.program import GRADIENT, STATE, VALUE, Batch, Program, input_name
+from sbp.program import GRADIENT, STATE, VALUE, WRITE, Batch, Program, input_name
 from sbp.trees import named_tensors
 
 
@@ -223,7 +223,7 @@ class _Run:
                 self.observe(Quantity("loss", VALUE, "{}" + during), loss)
             inputs = self.program.batch_inputs(batch)
             for name in self.program.writes:
-                self.observe(Quantity(name, STATE, "{} afterwards" + during), inputs[name])
+                self.observe(Quantity(name, WRITE, "{} afterwards" + during), inputs[name])
         # The forward pass writes to buffers, so they are looked at even where the backward pass raises.
         if last:
             for name, buffer in self.side.buffers():

@@ -20,10 +20,11 @@ import numpy as np
 import launch
 from sbp.placement import Array, parse_mesh
 from sbp.session import Session, Verdict, WorldError
-from sbp.subjects.foreign import GUARD_VALUE
+from sbp.subjects.foreign import NEIGHBOURS
 from sbp.trial import Trial
 from sbp.usage import UsageError
 from sbp.verdict.compare import Observed, Row, compare_all
+from sbp.verdict.judge import Judgement
 
 _KEPT_CASES = 64
 # Building a case and its reference may need to import a database first.
@@ -197,13 +198,9 @@ class ForeignSession(Session):
             observed[one.name] = one
         self._observed[rank] = observed
         expected = {**material["expected"], **self._alone(trial).values}
-        for name, one in observed.items():
-            if name.startswith("memory around ") and one.local is not None:
-                # Whatever stands beside the tensors of the trial must not change.
-                untouched = np.full(one.local.shape, one.local.dtype.type(GUARD_VALUE))
-                expected[name] = _Expected(
-                    "state", untouched, str(one.local.dtype), float(np.linalg.norm(untouched))
-                )
+        around = observed.get(NEIGHBOURS)
+        if around is not None and around.local is not None:
+            expected[NEIGHBOURS] = _Expected("state", np.zeros_like(around.local), "int64", 0.0)
         return compare_all(
             observed,
             expected,
@@ -213,6 +210,16 @@ class ForeignSession(Session):
             random=material["task"]["random"],
             promise=material["task"]["promise"],
         )
+
+    def _explain(self, judgement: Judgement, trial: Trial) -> Judgement:
+        words = (
+            "changed, though nothing of the program stands there: something wrote past the end of its tensor"
+        )
+        findings = [
+            replace(finding, relation=words) if finding.quantity == NEIGHBOURS else finding
+            for finding in judgement.findings
+        ]
+        return super()._explain(replace(judgement, findings=findings), trial)
 
     def _details(self, names: list[str]) -> tuple[Mapping[str, Array], list[Mapping[str, Array]]] | None:
         material = self._materials[self._prepared]

@@ -17,7 +17,7 @@ import torch
 
 from sbp.trees import map_tensors, named_tensors
 
-VALUE, GRADIENT, STATE = "value", "gradient", "state"
+VALUE, GRADIENT, STATE, WRITE = "value", "gradient", "state", "write"
 # Between an input's name and the number of the batch that it belongs to, in all batches but the first.
 _IN_BATCH = " in batch "
 

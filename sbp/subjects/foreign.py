@@ -24,8 +24,9 @@ from sbp.trial import Trial, stable_seed
 from sbp.verdict.compare import Observed
 
 _KEPT_CASES = 64
-# What a subject may put around tensors that are written to, and observe as ``memory around NAME``.
-GUARD_VALUE = 12345.0
+# Under this name a subject may observe how many elements changed in each of some tensors that stand beside those that
+# are written to; 64-bit integers, all zero where nothing went wrong.
+NEIGHBOURS = "neighbouring memory"
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,25 @@ import numpy as np
 
 from sbp import placement as sbp_placement
 from sbp.placement import Mesh, parse_sbp
-from sbp.subjects.foreign import GUARD_VALUE, Missing, Observe, Piece, Task, World, run_recipe
+from sbp.subjects.foreign import NEIGHBOURS, Missing, Observe, Piece, Task, World, run_recipe
 from sbp.verdict.compare import Observed
 
-VALUE, GRADIENT, STATE = "value", "gradient", "state"
-# How many tensors of known content stand on each side of a tensor that is written to.
-_GUARDS = 8
+VALUE, GRADIENT, STATE, WRITE = "value", "gradient", "state", "write"
+# How many tensors of known content there are of each size, half of which leave room between them.
+_GUARDS = 24
+_GUARD_VALUE = 12345.0
+_AUGMENTED = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
 # What OneFlow's optimizers call what they keep -> torch's name.
 _KEPT_NAMES = {"momentum_buf": "momentum_buffer"}
 # What a message says that refuses.
 _REFUSED = re.compile(
-    r"unimplemented_error|todo_error|not support|unsupported|unimplement|not implemented|only supports?\b|"
-    r"can ?not|not allowed|please|should be [a-z]+ only",
+    r"not support|unsupported|unimplement|not implemented|only supports?\b|can ?not|not allowed|please|"
+    r"should be [a-z]+ only|has no rule for",
     re.IGNORECASE,
 )
+# How OneFlow says that no signature of an operator takes its inputs as they lie, in protobuf's text format.
+_NO_SIGNATURE = re.compile(r"^(\w+?)\d* has no maching sbp .*? with sbp hint (.*)$")
+_HINT = re.compile(r'key: "(\w+?)" value \{ (\w+?)_parallel \{ (?:axis: (\d+) )?\}')
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -58,16 +63,12 @@ class OneFlowSubject:
         self.flow.comm.barrier()
 
     def explain(self, error: BaseException) -> tuple[str, bool]:
-        """OneFlow's messages come with the C++ stack and the codes of a terminal's colours."""
-        lines = [_COLOURS.sub("", line).strip() for line in str(error).splitlines()]
-        said = [line for line in lines if line and not line.startswith(('File "', "Error Type:"))]
-        kinds = [line for line in lines if line.startswith("Error Type:")]
-        # Below a line of the stack stands the source line that failed, such as a check with its arguments.
-        message = " ".join(said) or " ".join(lines)
-        refused = isinstance(error, (Missing, NotImplementedError)) or bool(
-            _REFUSED.search(" ".join([message, *kinds]))
-        )
-        return message, refused
+        """OneFlow's messages come with the C++ stack below them, and with the codes of a terminal's colours."""
+        text = _COLOURS.sub("", str(error))
+        message = " ".join(re.split(r'^\s*File "', text, maxsplit=1, flags=re.MULTILINE)[0].split())
+        message = _readable(message) or " ".join(text.split())
+        refused = isinstance(error, (Missing, NotImplementedError)) or bool(_REFUSED.search(message))
+        return message, refused or "unimplemented_error" in text
 
     # ------------------------------------------------------------------------------------------- tensors
 
@@ -97,6 +98,9 @@ class OneFlowSubject:
         local = self.flow.tensor(piece.local)
         if self._alone:
             return local.requires_grad_() if piece.requires_grad else local
+        for axis, one in enumerate(parse_sbp(piece.sbp, mesh)):
+            if one.is_split and piece.shape[one.dim] < mesh.shape[axis]:
+                raise Missing(f"OneFlow has no empty pieces, as {piece.sbp} of {piece.shape} would have")
         placed = local.to_global(placement=self.placement(mesh), sbp=self.to_flow(piece.sbp, mesh))
         if tuple(placed.shape) != piece.shape:
             raise Missing(
@@ -141,20 +145,16 @@ class OneFlowSubject:
             flow.seed()
         else:
             flow.manual_seed(task.seed)
-        guards = _Guards(flow) if task.writes else None
+        guards = _Guards(flow, task) if _writes(task.recipe) else None
         tensors = {f"in {name}": self.place(piece, task.mesh) for name, piece in task.inputs.items()}
-        if guards is not None:
-            guards.close()
         holder = _Holder(self, task, observe)
-        if guards is not None:
-            guards.open()
         if task.optimizer is None:
             self._forward_and_backward(task, holder, tensors, observe, "", "")
             holder.observe_gradients("")
         else:
             self._train(task, holder, tensors, observe)
         if guards is not None:
-            observe(guards.observed(task.writes[0]))
+            observe(guards.observed())
 
     def _train(self, task: Task, holder: _Holder, tensors: dict[str, Any], observe: Observe) -> None:
         assert task.optimizer is not None
@@ -206,7 +206,7 @@ class OneFlowSubject:
         for name, tensor in outputs.items():
             observe(self.observe_tensor(f"{name}{during}", VALUE, tensor))
         for name in task.writes:
-            observe(self.observe_tensor(f"{name} afterwards{during}", STATE, inputs[f"in {name}"]))
+            observe(self.observe_tensor(f"{name} afterwards{during}", WRITE, inputs[f"in {name}"]))
         for name, buffer in holder.buffers():
             observe(self.observe_tensor(f"{name}{after}", STATE, buffer))
         roots = {name: tensor for name, tensor in outputs.items() if tensor.requires_grad}
@@ -351,27 +351,43 @@ class _Holder:
 
 
 class _Guards:
-    """Tensors of known content, made before and after the tensors that are written to, as their neighbours in memory.
-    What writes past the end of its tensor is likely to hit one."""
+    """Tensors of known content next to those that are written to: what writes past the end of its own memory is likely
+    to hit one.
 
-    def __init__(self, flow: Any) -> None:
-        self._flow = flow
-        self._tensors: list[Any] = self._some()
+    For every size of a piece there are many in a row, every other one of which is given back: whatever is made next in
+    that size comes to lie between two of them.
+    """
 
-    def _some(self) -> list[Any]:
-        sizes = [2**power for power in range(2, 2 + _GUARDS)]
-        return [self._flow.tensor(np.full(size, GUARD_VALUE)) for size in sizes]
+    def __init__(self, flow: Any, task: Task) -> None:
+        self._tensors: list[Any] = []
+        for piece in task.inputs.values():
+            row = [flow.tensor(np.full(piece.local.size, _GUARD_VALUE)) for _ in range(_GUARDS)]
+            [tensor.numpy() for tensor in row]  # wait until they are really there
+            self._tensors += row[::2]
 
-    def close(self) -> None:
-        self._tensors += self._some()
+    def observed(self) -> Observed:
+        """How many elements of each have changed."""
+        changed = np.array([np.count_nonzero(tensor.numpy() != _GUARD_VALUE) for tensor in self._tensors])
+        return Observed(NEIGHBOURS, STATE, None, changed.shape, str(changed.dtype), changed)
 
-    def open(self) -> None:
-        """All is made: wait until it really is."""
-        self.observed("")
 
-    def observed(self, name: str) -> Observed:
-        values = np.concatenate([tensor.numpy() for tensor in self._tensors])
-        return Observed(f"memory around {name}", STATE, None, values.shape, str(values.dtype), values)
+def _writes(recipe: Mapping[str, Any]) -> bool:
+    """Whether a recipe has a step that writes to a tensor."""
+    return any(
+        (step["do"] == "method" and step["name"].endswith("_"))
+        or (step["do"] == "operator" and (step["name"] == "setitem" or step["name"] in _AUGMENTED))
+        for step in recipe["steps"]
+    )
+
+
+def _readable(message: str) -> str:
+    """OneFlow's longest message, shortened: ``relu has no rule for x_0 in P``."""
+    found = _NO_SIGNATURE.match(message)
+    if found is None:
+        return message
+    short = {"partial_sum": "P", "broadcast": "B"}
+    words = [f"{name} in {short.get(kind, f'S({axis})')}" for name, kind, axis in _HINT.findall(found[2])]
+    return f"{found[1]} has no rule for {', '.join(words)}"
 
 
 def _copy(tensor: Any) -> np.ndarray[Any, Any]:

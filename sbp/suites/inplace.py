@@ -24,6 +24,8 @@ from sbp.suites.modules import kind_of
 from sbp.trial import Trial, stable_seed
 
 SHAPES = ((8, 4), (6, 5))
+# A piece of it is larger than what allocators round sizes up to, so that writing past its end shows.
+LARGE = (64, 16)
 # Values for which every function is defined and no two neighbours of a step meet: see _values.
 _OTHERS = {"positive": (0.25, 2.0), "unit": (-0.9, 0.9), "above one": (1.125, 3.0)}
 
@@ -38,12 +40,14 @@ class Write:
             ``column``, ``mask``, ``rows`` (indices of rows).
         values: in which range the values lie: ``any``, or one of positive, unit, above one.
         grad: whether a gradient flows through it.
+        through: whether it writes through a view or an index. What it returns then is the view, if anything.
     """
 
     function: Callable[..., Any]
     operands: tuple[str, ...] = ()
     values: str = "any"
     grad: bool = True
+    through: bool = False
 
 
 def _method(name: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -52,16 +56,6 @@ def _method(name: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         return target
 
     return write
-
-
-def _view(write: Callable[..., Any]) -> Callable[..., Any]:
-    """What writes to a part of the tensor, or under another shape; the tensor itself is the result."""
-
-    def through(target: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
-        write(target, *operands)
-        return target
-
-    return through
 
 
 def _set_row(target: torch.Tensor, row: torch.Tensor) -> None:
@@ -78,6 +72,16 @@ def _set_number(target: torch.Tensor) -> None:
 
 def _add_to_rows(target: torch.Tensor, row: torch.Tensor) -> None:
     target[:2] += row
+
+
+def _through(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Writes through a view; the tensor itself is the result."""
+
+    def then_return(target: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+        write(target, *operands)
+        return target
+
+    return then_return
 
 
 WRITES: dict[str, Write] = {
@@ -145,15 +149,15 @@ WRITES: dict[str, Write] = {
     "cumsum_": Write(_method("cumsum_", 0)),
     "zero_": Write(_method("zero_")),
     "fill_": Write(_method("fill_", 2.5)),
-    "t().mul_": Write(_view(lambda x, y: x.t().mul_(y.t())), ("like",)),
-    "view.mul_": Write(_view(lambda x: x.view(-1).mul_(1.5))),
-    "slice.zero_": Write(_view(lambda x: x[:2].zero_())),
-    "slice.mul_": Write(_view(lambda x: x[:, 1:3].mul_(1.5))),
-    "select.zero_": Write(_view(lambda x: x.select(0, 3).zero_())),
-    "slice.iadd": Write(_view(_add_to_rows), ("row",)),
-    "setitem_row": Write(_view(_set_row), ("row",)),
-    "setitem_column": Write(_view(_set_column), ("like",)),
-    "setitem_number": Write(_view(_set_number)),
+    "t().mul_": Write(lambda x, y: x.t().mul_(y.t()), ("like",), through=True),
+    "view.mul_": Write(lambda x: x.view(-1).mul_(1.5), through=True),
+    "slice.zero_": Write(lambda x: x[:2].zero_(), through=True),
+    "slice.mul_": Write(lambda x: x[:, 1:3].mul_(1.5), through=True),
+    "select.zero_": Write(lambda x: x.select(0, 3).zero_(), through=True),
+    "slice.iadd": Write(_add_to_rows, ("row",), through=True),
+    "setitem_row": Write(_set_row, ("row",), through=True),
+    "setitem_column": Write(_set_column, ("like",), through=True),
+    "setitem_number": Write(_set_number, through=True),
 }
 
 
@@ -188,7 +192,7 @@ class InplaceSuite:
             for shape in SHAPES:
                 yield f"{name}:{shape[0]}x{shape[1]}"
             if write.grad:
-                yield f"{name}:{SHAPES[0][0]}x{SHAPES[0][1]}:grad"
+                yield f"{name}:{LARGE[0]}x{LARGE[1]}:grad"
 
     def build(self, case: str, dtype: str, device: str) -> Program:
         name, size, *grad = case.split(":")
@@ -206,7 +210,8 @@ class InplaceSuite:
         ]
         names = ("input", "other", "other_2")[: len(placed)]
         if grad:
-            return Program(_WithGradient(write.function), tuple(placed), names=names)
+            function = _through(write.function) if write.through else write.function
+            return Program(_WithGradient(function), tuple(placed), names=names)
         return Program(_WithoutGradient(write.function), tuple(placed), names=names, writes=("input",))
 
     def make_optimizer(self, trial: Trial) -> MakeOptimizer | None:

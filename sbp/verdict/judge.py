@@ -14,7 +14,12 @@ from sbp.oracle.tolerance import relative_limit
 from sbp.placement import Array, LayoutError, Mesh, reduce_partials, take_local
 from sbp.verdict.compare import Row, difference, parse_mesh_cached, parse_sbp_cached
 
-_WRONG = {"value": "wrong value", "gradient": "wrong gradient", "state": "wrong state"}
+_WRONG = {
+    "value": "wrong value",
+    "gradient": "wrong gradient",
+    "state": "wrong state",
+    "write": "lost write",
+}
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ Masks = tuple[int, ...]
 
 # More combinations of inputs than this are not all tried.
 MOST_COMBINATIONS = 4_000
+# What does not depend on most of its inputs is true for nearly all their placements: of those with P(avg), P(max)
+# and P(min) no more than these are tried, and more than that are confirmed less often.
+_MOST_ALIKE = 1_000
 # Results of few different values agree by chance now and then, so they are confirmed by so many times more draws.
 _DRAWS_OF_A_WEAK_RESULT = 6
 _FEW_VALUES = 8
@@ -419,7 +422,7 @@ class _Search:
                             last[child] = place
                             children.setdefault(states[parent].which, []).append(child)
             level = []
-            if len(states) + sum(map(len, children.values())) > 2 * self.limit:
+            if len(last) > _MOST_ALIKE:
                 self.cut_short = True
                 return
             for which, some_children in children.items():
@@ -458,7 +461,7 @@ class _Search:
     def _confirm(self, alive: dict[Combination, _State], local: Placement | None) -> None:
         """Further experiments with those that are left: other values, sizes, meshes and partial pieces."""
         weak = any(_is_weak(output) for output in self.samples[0].outputs)
-        draws = _DRAWS_OF_A_WEAK_RESULT if weak else 1
+        draws = _DRAWS_OF_A_WEAK_RESULT if weak and len(alive) <= _MOST_ALIKE else 1
         extra = list(sprinkled(self.samples[0], self.seed))
         plan = [(sample, mesh) for sample in self.samples for mesh in self.meshes]
         plan += [(sample, mesh) for sample in extra for mesh in self.meshes[:2]]

@@ -33,6 +33,8 @@ from sbp.trial import Trial, stable_seed
 
 # Where errors that are the user's own to mend are shown: below these folders they are not.
 _OWN = str(Path(__file__).resolve().parents[1])
+# A user has few cases where the built-in suites have hundreds: so many times as many placements of each are tried.
+_ROWS = 4
 LOW_DTYPE = "float32"  # what autocast starts from; it leaves float64 alone
 
 
@@ -340,7 +342,7 @@ class UserSuite:
                     raise SuiteError(
                         f"{self.name}: case {case.name} has no tensor {name!r} to place; it has {', '.join(tensors)}"
                     )
-            most = None if options.rows is None else max(1, options.rows // mesh.ndim)
+            most = None if options.rows is None else max(1, _ROWS * options.rows // mesh.ndim)
             rows, _ = placement_rows(
                 tensors, mesh, options.full_product_up_to, options.partial, fixed, most=most
             )

@@ -28,7 +28,7 @@ NAMESPACES = ("aten", "prims", "quantized", "_c10d_functional", "symm_mem")
 HARMLESS = {"requires_grad_", "detach_", "share_memory_", "retain_grad", "record_stream", "_version"}
 # They change shape, strides or names; the values stay.
 METADATA = {
-    "as_strided_", "rename_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_",
+    "as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_",
     "_coalesced_", "sparse_resize_", "_mkldnn_transpose_",
 }  # fmt: skip
 # They put another storage, or another size of it, under the tensor.
@@ -229,7 +229,7 @@ def trailing_underscore(owner: Any) -> list[str]:
 def methods(tensor: type) -> dict[str, dict[str, Any]]:
     """Tensor methods that write to the tensor itself, and the method that does it out of place."""
     table: dict[str, dict[str, Any]] = {}
-    for name in [n for n in trailing_underscore(tensor) if not n.startswith("_")] + ["rename_"]:
+    for name in [n for n in trailing_underscore(tensor) if not n.startswith("_")]:
         entry: dict[str, Any] = {"group": group_of(name)}
         functional = name.removesuffix("_")
         # `resize` exists, but is not what resize_ is out of place.

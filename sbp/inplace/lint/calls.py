@@ -6,19 +6,19 @@ import ast
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sbp.inplace import table
 from sbp.inplace.lint import classes
 from sbp.inplace.lint.annotations import annotation_value
 from sbp.inplace.lint.containers import container_method
+from sbp.inplace.lint.keeping import chain_root, kept_function, kept_method, kept_module, plain_name
 from sbp.inplace.lint.knowledge import (
     ALIAS_MODULES,
     CLASS_SOURCES,
     CONTAINER_MODULES,
-    COPIES,
     ENTRY_METHODS,
     FACTORIES,
     FACTORY_MODULES,
     FULL_METHODS,
+    INPLACE_NAMES,
     LOCAL_METHODS,
     METHOD_SOURCES,
     MIXED_LINALG,
@@ -90,8 +90,8 @@ from sbp.inplace.lint.writes import (
     OUT,
     augmented_hits,
     item_hits,
-    kept_name,
     method_hits,
+    start_of,
 )
 
 if TYPE_CHECKING:
@@ -281,6 +281,14 @@ def alias_result(flow: Flow, site: Site, value: Value, node: ast.expr | None, **
     return value.replaced(marks=marks, **changes)
 
 
+def marks_of_alias(flow: Flow, site: Site) -> int:
+    """FRESH or BORROWED for the result of a call that may hand back its first argument, or 0."""
+    first, node = site.argument(0), site.node_of(0)
+    if first is None or node is None:
+        return 0
+    return alias_result(flow, site, first, node).marks & (FRESH | BORROWED)
+
+
 # -------------------------------------------------------------------- functions of the file
 
 
@@ -379,12 +387,12 @@ def run_function(
         return fallback or Value(TENSOR | UNKNOWN, context, HINTED)
     info.running.add(key)
     flow.depth += 1
-    place, dropped = flow.place, flow.dropped
+    place, dropped, statement = flow.place, flow.dropped, flow.statement
     flow.place, flow.dropped = place_of(info), []
     try:
         result = follow(flow, info, frame)
     finally:
-        flow.place, flow.dropped = place, dropped
+        flow.place, flow.dropped, flow.statement = place, dropped, statement
         flow.depth -= 1
         info.running.discard(key)
     if declared is not None and not result.kinds & ~(UNKNOWN | NONE | OBJECT) and result.level < CERTAIN:
@@ -509,7 +517,7 @@ def store_parameter_groups(flow: Flow, site: Site, info: ClassInfo) -> None:
 
 def call_instance(flow: Flow, site: Site, ref: Instance, callee: Value) -> Value:
     """``module(x)``."""
-    relate_inplace(flow, site, callee)
+    relate_inplace(flow, site, callee, site.argument(0, "input"))
     if ref.info is not None:
         info = ref.info
         if classes.is_module(info):
@@ -529,25 +537,18 @@ def call_instance(flow: Flow, site: Site, ref: Instance, callee: Value) -> Value
         capital = name[:1].isupper() or not name
         return unknown_call(flow, site, ASSUMED if capital and site.frame.context >= LIKELY else HINTED)
     if name in CONTAINER_MODULES:
-        for item in callee.items or ():
-            call_value(flow, site, item)
         keep(flow, site)
+        items = callee.items or ()
+        if name == "Sequential" and makes_new(items, len(items)):
+            return tensor_result(flow, site.frame, ())
         return Value(TENSOR | UNKNOWN, site.frame.context, ASSUMED)
     if name in TUPLE_MODULES:
         return sequence(tensor_result(flow, site.frame, (), marks=0), UNKNOWN_VALUE)
     values: Sequence[Value] = () if ref.parallel == PARAMETERS else site.arguments
     result = tensor_result(flow, site.frame, values, marks=0)
-    if name in ALIAS_MODULES or (name in flow.api.inplace_modules and callee.const is not FRESH_MODULE):
-        first = site.argument(0, "input")
-        marks = 0
-        if first is not None and first.marks & (FRESH | BORROWED):
-            marks = FRESH
-            node = site.node_of(0, "input")
-            if first.marks & BORROWED or (
-                node is not None and flow.release(node, site.frame, for_good=False)
-            ):
-                marks = BORROWED
-        return result.with_marks(add=marks)
+    may_be_inplace = f"torch.nn.{name}" in flow.api.inplace_modules and callee.const is not FRESH_MODULE
+    if name in ALIAS_MODULES or may_be_inplace:
+        return result.with_marks(add=marks_of_alias(flow, site))
     return result.with_marks(add=FRESH)
 
 
@@ -555,17 +556,33 @@ def call_instance(flow: Flow, site: Site, ref: Instance, callee: Value) -> Value
 FRESH_MODULE = "fresh"
 
 
-def relate_inplace(flow: Flow, site: Site, callee: Value) -> None:
-    """A module that was made with ``inplace=True`` is called here: name this line in that finding."""
-    if isinstance(callee.const, InplaceModule):
-        first = site.argument(0, "input")
-        if first is not None and not first.kinds & (TENSOR | UNKNOWN):
-            return
-        flow.writes.relate(callee.const.key, site.node.lineno, "called here")
-    for part in callee.items or ():
-        relate_inplace(flow, site, part)
-    if callee.element is not None:
-        relate_inplace(flow, site, callee.element)
+def relate_inplace(flow: Flow, site: Site, callee: Value, first: Value | None) -> None:
+    """A module that was made with ``inplace=True`` is called here on ``first``: name this line in that finding."""
+    if isinstance(callee.const, InplaceModule) and first is not None and first.kinds & (TENSOR | UNKNOWN):
+        kept = kept_module(flow, site.frame, site.node, first, site.node_of(0, "input"))
+        flow.writes.called(callee.const.key, site.node.lineno, kept)
+    for position, part in enumerate(callee.items or ()):
+        if position == 0 or not isinstance(part.const, InplaceModule):
+            relate_inplace(flow, site, part, first)
+        else:
+            kept = "" if makes_new(callee.items or (), position) else IN_A_ROW
+            flow.writes.called(part.const.key, site.node.lineno, kept)
+    if callee.element is not None and isinstance(callee.element.const, InplaceModule):
+        flow.writes.called(callee.element.const.key, site.node.lineno, IN_A_ROW)
+
+
+IN_A_ROW = "it may be given what another module in the row still holds"
+
+
+def makes_new(items: Sequence[Value], position: int) -> bool:
+    """Whether one of the modules before a position makes a new tensor, so that nobody else holds it."""
+    for item in items[:position]:
+        for ref in item.refs:
+            if isinstance(ref, Instance) and ref.info is None and ref.dotted.startswith("torch.nn."):
+                name = last(ref.dotted)
+                if name not in ALIAS_MODULES and f"torch.nn.{name}" not in INPLACE_NAMES:
+                    return True
+    return False
 
 
 class InplaceModule(NamedTuple):
@@ -701,31 +718,15 @@ def writing_method(flow: Flow, site: Site, base: Value, name: str, receiver: ast
     if method_hits(base, frame.context):
         code = AUGMENTED if name in flow.api.augmented_methods else ITEM if name == "__setitem__" else METHOD
         target = "" if receiver is None else source(receiver)
-        kept = kept_method(base, name, receiver, frame)
+        kept = kept_method(flow, frame, base, site.node, receiver)
         what = f"`{target}.{name}(...)`" if target else f"`{name}`"
-        flow.writes.add(
-            site.node, code, base, frame.context, f"{what} writes into the tensor in place", kept, flow.place
-        )
+        root = chain_root(receiver) if receiver is not None else None
+        report(flow, site, code, base, f"{what} writes into the tensor in place", kept, root or "")
     if name == "set_":
         base = base.with_marks(drop=FRESH)
     if base.kinds == UNKNOWN and frame.context >= LIKELY:
         base = Value(TENSOR, frame.context, ASSUMED)
     return alias_result(flow, site, base, receiver)
-
-
-def kept_method(base: Value, name: str, receiver: ast.expr | None, frame: Frame) -> str:
-    """Why ``x.add_(y)`` cannot become ``x = x.add(y)``; empty if it can."""
-    if name.startswith("__") or receiver is None:
-        return "it is called in a way that has no out-of-place form"
-    if table.functional_method(name) is None:
-        return f"there is no out-of-place method for `{name}`"
-    if isinstance(receiver, ast.Name):
-        return kept_name(base, receiver.id, receiver.id in frame.outer_names)
-    if isinstance(receiver, ast.Attribute):
-        return f"`{source(receiver)}` is an attribute: others may hold the tensor that it refers to"
-    if not base.marks & FRESH:
-        return "the tensor that is written to may have other references"
-    return ""
 
 
 def tensor_method(
@@ -917,16 +918,17 @@ def source_call(flow: Flow, site: Site, dotted: str, name: str) -> Value | None:
     """The calls that make distributed tensors or parallelise modules; None for any other."""
     line = site.node.lineno
     if name in TENSOR_SOURCES or (flow.sources and (name in flow.sources or dotted in flow.sources)):
-        keep(flow, site)
+        marks = marks_of_alias(flow, site)
         placements = site.argument(2, "placements")
-        return Value(TENSOR, CERTAIN, KNOWN, Reason(name, line), split=split_of(placements))
+        return Value(TENSOR, CERTAIN, KNOWN, Reason(name, line), marks, split=split_of(placements))
     if name in CLASS_SOURCES:
         keep(flow, site)
         return Value(TENSOR, CERTAIN, KNOWN, Reason(name, line))
     if name == "from_local" and last(dotted.rpartition(".")[0]) in CLASS_SOURCES:
-        keep(flow, site)
+        marks = marks_of_alias(flow, site)
         placements = site.argument(2, "placements")
-        return Value(TENSOR, CERTAIN, KNOWN, Reason("DTensor.from_local", line), split=split_of(placements))
+        why = Reason("DTensor.from_local", line)
+        return Value(TENSOR, CERTAIN, KNOWN, why, marks, split=split_of(placements))
     if name in MODULE_SOURCES:
         keep(flow, site)
         module = site.argument(0, "module")
@@ -1109,6 +1111,10 @@ def torch_nn_call(flow: Flow, site: Site, dotted: str, name: str) -> Value | Non
     element = None
     if name in CONTAINER_MODULES:
         items, element = container_items(site)
+        if name == "Sequential":
+            for place, item in enumerate(items or ()):
+                if isinstance(item.const, InplaceModule) and makes_new(items or (), place):
+                    flow.writes.placed(item.const.key)
     const: Any = FRESH_MODULE
     position = api.inplace_modules.get(f"torch.nn.{name}")
     if position is not None and is_inplace(site, position):
@@ -1160,48 +1166,37 @@ def writing_function(flow: Flow, site: Site, dotted: str, name: str, entry: dict
                 )  # fmt: skip
                 break
         elif method_hits(value, site.frame.context):
-            kept = kept_function(flow, site, value, name, entry)
-            report(flow, site, METHOD, value, f"`{name}(...)` writes into its first argument in place", kept)
+            written = site.node_of(0, "input")
+            kept = f"there is no out-of-place function for `{name}`"
+            if "functional" in entry and isinstance(site.node.func, ast.Attribute):
+                kept = kept_function(flow, site.frame, site.node, value, written)
+            message = f"`{name}(...)` writes into its first argument in place"
+            report(flow, site, METHOD, value, message, kept, plain_name(written))
     first = site.argument(0)
     return alias_result(flow, site, first, site.node_of(0)) if first is not None else UNKNOWN_VALUE
 
 
-def kept_function(flow: Flow, site: Site, value: Value, name: str, entry: dict[str, Any]) -> str:
-    """Why ``torch.relu_(x)`` cannot become ``x = torch.relu(x)``; empty if it can."""
-    if "functional" not in entry:
-        return f"there is no out-of-place function for `{name}`"
-    return kept_argument(site, value, 0)
-
-
-def kept_argument(site: Site, value: Value, position: int, name: str = "input") -> str:
-    """Why an argument that is written cannot be rebound instead."""
-    node = site.node_of(position, name)
-    if isinstance(node, ast.Name):
-        return kept_name(value, node.id, node.id in site.frame.outer_names)
-    if node is not None and value.marks & FRESH:
-        return ""
-    return "what is written to is not a plain name, so another reference to it may be read later"
-
-
-def report(flow: Flow, site: Site, code: str, value: Value, message: str, kept: str) -> None:
-    """Report the write that a call is."""
-    flow.writes.add(site.node, code, value, site.frame.context, message, kept, flow.place)
+def report(flow: Flow, site: Site, code: str, value: Value, message: str, kept: str, name: str = "") -> None:
+    """Report the write that a call is; ``name`` is the plain name that it writes to."""
+    flow.writes.add(site.node, code, value, site.frame.context, message, kept, flow.place, name=name)
 
 
 def report_inplace_function(flow: Flow, site: Site, name: str) -> None:
     """``F.relu(x, inplace=True)``."""
     first = site.argument(0, "input")
     if first is not None and method_hits(first, site.frame.context):
-        kept = kept_argument(site, first, 0)
-        report(flow, site, INPLACE, first, f"`{name}(..., inplace=True)` writes into its input", kept)
+        written = site.node_of(0, "input")
+        kept = kept_function(flow, site.frame, site.node, first, written)
+        message = f"`{name}(..., inplace=True)` writes into its input"
+        report(flow, site, INPLACE, first, message, kept, plain_name(written))
 
 
 def report_inplace_module(flow: Flow, site: Site, name: str) -> InplaceModule:
     """``nn.ReLU(inplace=True)``: wherever it is made, it will write into what it is given."""
     value = Value(TENSOR, LIKELY, KNOWN)
     message = f"`{name}(inplace=True)` writes into its input whenever it is called"
-    flow.writes.add(site.node, INPLACE, value, LIKELY, message, "", flow.place)
-    return InplaceModule((site.node.lineno, site.node.col_offset, INPLACE))
+    flow.writes.add(site.node, INPLACE, value, LIKELY, message, "", flow.place, placed=False)
+    return InplaceModule((*start_of(site.node), INPLACE))
 
 
 def report_unknown_inplace(flow: Flow, site: Site) -> None:
@@ -1281,8 +1276,11 @@ def wrapper(flow: Flow, site: Site, dotted: str) -> Value:
         declared = annotation_value(flow, site.node.args[0], site.frame) if site.node.args else None
         value = site.argument(1) or UNKNOWN_VALUE
         return declared if declared is not None and not value.kinds & TENSOR else value
-    if dotted in COPIES:
-        return first.with_marks(drop=LOCAL | SPLIT_VIEW)
+    if dotted == "copy.deepcopy":
+        return first.with_marks(add=FRESH if first.kinds & TENSOR else 0, drop=LOCAL | SPLIT_VIEW | BORROWED)
+    if dotted == "copy.copy":
+        # The copy of a tensor shares its memory.
+        return first.with_marks(drop=FRESH | BORROWED)
     inplace = site.keywords.get("inplace")
     if dotted == "functools.partial" and inplace is not None and inplace.const is True:
         for ref in first.refs:

@@ -71,6 +71,12 @@ def walk(folder: str, configuration: Configuration) -> Iterator[str]:
 
 def read_text(path: str, max_bytes: int) -> str | Finding:
     """The text of a file, or the finding that says why it cannot be read."""
+    data = read_bytes(path, max_bytes)
+    return data if isinstance(data, Finding) else decode(data, path)
+
+
+def read_bytes(path: str, max_bytes: int) -> bytes | Finding:
+    """The content of a file, or the finding that says why it cannot be read."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -78,13 +84,12 @@ def read_text(path: str, max_bytes: int) -> str | Finding:
         if status.st_size > max_bytes:
             return unreadable(path, f"is larger than {max_bytes} bytes (max-bytes in [tool.sbp.lint])")
         with open(path, "rb") as stream:
-            data = stream.read()
+            return stream.read()
     except FileNotFoundError:
         reason = "is a link that leads nowhere" if os.path.islink(path) else "is not there any more"
         return unreadable(path, reason)
     except OSError as error:
         return unreadable(path, f"cannot be read: {error.strerror or error}")
-    return decode(data, path)
 
 
 def decode(data: bytes, path: str) -> str | Finding:

@@ -20,7 +20,7 @@ class Finding:
     """One finding. Lines count from 1, columns from 0, in characters; the end is exclusive.
 
     ``level`` is ``certain`` or ``likely`` (empty for a file that cannot be read). ``kept`` says why ``--fix``
-    leaves it alone; it is empty when it can be fixed.
+    leaves it alone; it is empty when it can be fixed. ``name`` is the plain name that is written to, if it is one.
     """
 
     path: str
@@ -32,6 +32,7 @@ class Finding:
     level: str
     message: str
     kept: str = ""
+    name: str = ""
     related: tuple[Related, ...] = ()
 
     @property

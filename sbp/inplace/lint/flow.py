@@ -12,6 +12,7 @@ from typing import Any
 
 from sbp.inplace.lint import calls, classes, narrow
 from sbp.inplace.lint.annotations import annotation_value
+from sbp.inplace.lint.keeping import kept_augmented
 from sbp.inplace.lint.knowledge import BUILTINS, LOCAL_ATTRIBUTES, api, canonical, last
 from sbp.inplace.lint.reach import Reach
 from sbp.inplace.lint.scopes import (
@@ -26,7 +27,7 @@ from sbp.inplace.lint.scopes import (
     NameRef,
     SuperRef,
 )
-from sbp.inplace.lint.syntax import changes_dtype, decorator_name, is_tensor_index, path_of, source
+from sbp.inplace.lint.syntax import decorator_name, is_tensor_index, path_of, source
 from sbp.inplace.lint.values import (
     ASSUMED,
     BORROWED,
@@ -70,7 +71,6 @@ from sbp.inplace.lint.writes import (
     Writes,
     augmented_hits,
     item_hits,
-    kept_name,
 )
 
 # Enough for the longest model files; a file that needs more is cut short rather than followed for minutes.
@@ -122,6 +122,7 @@ class Flow:
         self.changed: set[ClassInfo] = set()
         self.changed_certain = False
         self.place = "the module"
+        self.statement: ast.stmt | None = None
         self.dropped: list[str] = []
         self.api = api()
 
@@ -133,6 +134,7 @@ class Flow:
             self.steps += 1
             if self.steps > MAX_STEPS:
                 return True
+            self.statement = statement
             handler = STATEMENTS.get(type(statement))
             if handler is not None and handler(self, statement, frame):
                 return True
@@ -162,13 +164,15 @@ class Flow:
         value = self.value(node, frame)
         dropped, self.dropped = self.dropped, outer_dropped
         outer_dropped.extend(dropped)
-        if value.marks & (FRESH | BORROWED):
-            if len(targets) > 1 or self.release(node, frame):
-                return value.with_marks(drop=FRESH | BORROWED)
-            if value.marks & BORROWED:
-                target = targets[0]
-                overwrites = isinstance(target, ast.Name) and set(dropped) == {target.id}
-                value = value.with_marks(add=FRESH if overwrites else 0, drop=BORROWED)
+        named_too = self.release(node, frame)
+        if not value.marks & (FRESH | BORROWED):
+            return value
+        if named_too or len(targets) > 1:
+            return value.with_marks(drop=FRESH | BORROWED)
+        if value.marks & BORROWED:
+            target = targets[0]
+            overwrites = isinstance(target, ast.Name) and set(dropped) == {target.id}
+            value = value.with_marks(add=FRESH if overwrites else 0, drop=BORROWED)
         return value
 
     def run_annotated(self, node: ast.AnnAssign, frame: Frame) -> None:
@@ -339,14 +343,9 @@ class Flow:
 
     def report_augmented(self, node: ast.AugAssign, value: Value, frame: Frame) -> None:
         target = node.target
-        name = target.id if isinstance(target, ast.Name) else None
-        kept = kept_name(value, name, name in frame.outer_names if name else False)
-        if isinstance(target, ast.Attribute):
-            kept = f"`{source(target)}` is an attribute: others may hold the tensor that it refers to"
-            if target.attr == "data":
-                value = value.with_marks(add=DATA)
-        if not kept and changes_dtype(node.value):
-            kept = "the right-hand side has a dtype of its own, which `x = x + y` would promote to"
+        kept = kept_augmented(frame, node)
+        if isinstance(target, ast.Attribute) and target.attr == "data":
+            value = value.with_marks(add=DATA)
         self.writes.add(
             node,
             AUGMENTED,

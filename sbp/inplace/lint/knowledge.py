@@ -61,7 +61,7 @@ MAY_ALIAS = words(
     atleast_2d atleast_3d meshgrid requires_grad_ detach_ data to_local full_tensor redistribute to_global
     to_consistent __getitem__ as_subclass expand squeeze pin_memory dropout dropout1d dropout2d dropout3d
     alpha_dropout feature_alpha_dropout feature_dropout dequantize to_dense to_sparse coalesce unsafe_chunk
-    unsafe_split unsafe_split_with_sizes pad wait_tensor sum_to_size"""
+    unsafe_split unsafe_split_with_sizes pad wait_tensor sum_to_size einsum cartesian_prod conj_physical"""
 )
 
 # torch.nn modules that may hand back their input or a view of it.
@@ -87,7 +87,6 @@ WRAPPERS = words(
     torch._dynamo.disable torch.compiler.disable torch.func.vmap torch.vmap torch.func.functional_call
     copy.copy copy.deepcopy typing.cast"""
 )
-COPIES = frozenset({"copy.copy", "copy.deepcopy"})
 
 NUMBER_BUILTINS = words(
     "len int float complex bool round id hash ord isinstance issubclass callable hasattr any all"

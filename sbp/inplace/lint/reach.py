@@ -151,8 +151,10 @@ class Reach:
         self.parts = sorted(functions_of(tree.body, None), key=lambda part: part.lines)
         self.first_lines = [part.lines[0] for part in self.parts]
         self.loose = list(loose_statements(tree.body, None))
-        self.making = {id(part.node) for part in self.at(hands_out(text))}
-        self.wanted = self.closure(write_offsets(text))
+        handed = set(hands_out(text))
+        self.making = {id(part.node) for part in self.at(handed)}
+        # A module that works in place writes where it is called, which no token of a write shows.
+        self.wanted = self.closure(write_offsets(text)) | self.closure(handed, attributes=True)
         made = {offset for word in sources for offset in mentions(text, word)}
         self.sourced = self.closure(made, attributes=True) if made else set()
 

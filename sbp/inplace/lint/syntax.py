@@ -38,13 +38,3 @@ def is_tensor_index(index: ast.expr) -> bool:
             for part in index.elts
         )
     return isinstance(index, ast.Constant) and (index.value is ... or index.value is None)
-
-
-def changes_dtype(node: ast.expr) -> bool:
-    """Whether an expression ends in a visible conversion to another dtype."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    name = node.func.attr
-    return name in ("float", "double", "half", "bfloat16") or (
-        name == "to" and "float" in "".join(ast.unparse(argument) for argument in node.args)
-    )

@@ -10,7 +10,6 @@ from sbp.inplace.lint.values import (
     ASSUMED,
     CERTAIN,
     DATA,
-    FRESH,
     HINTED,
     KNOWN,
     LEVEL_NAMES,
@@ -51,6 +50,8 @@ class Record:
     place: str
     kept: str
     related: set[Related] = field(default_factory=set)
+    placed: bool = True
+    name: str = ""
 
 
 class Writes:
@@ -60,9 +61,22 @@ class Writes:
         self.records: dict[tuple[int, int, str], Record] = {}
 
     def add(
-        self, node: ast.AST, code: str, value: Value, context: int, message: str, kept: str, place: str
+        self,
+        node: ast.AST,
+        code: str,
+        value: Value,
+        context: int,
+        message: str,
+        kept: str,
+        place: str,
+        placed: bool = True,
+        name: str = "",
     ) -> None:
-        """Report a write to ``value``; the surest of several reports of the same place wins."""
+        """Report a write to ``value``; the surest of several reports of the same place wins.
+
+        ``kept`` is why it cannot be fixed; ``placed`` is False until it is seen what the reported module writes to;
+        ``name`` is the plain name that is written to.
+        """
         level = CERTAIN if value.level == CERTAIN else context
         if level < LIKELY:
             return
@@ -73,29 +87,45 @@ class Writes:
                 code = LOCAL_WRITE
         if value.marks & DATA and code in (AUGMENTED, METHOD, ITEM, INPLACE, OUT):
             code = DATA_WRITE
-        key = (node.lineno, node.col_offset, code)  # type: ignore[attr-defined]
+        key = (*start_of(node), code)
         why = value.why if level == CERTAIN else None
+        if not kept and code in (LOCAL_WRITE, SPLIT_WRITE, DATA_WRITE):
+            kept = "it reaches memory behind the distributed tensor, which an assignment to a name would not"
         known = self.records.get(key)
         if known is None:
-            self.records[key] = Record(node, code, level, message, why, place, kept)
+            self.records[key] = Record(node, code, level, message, why, place, kept, set(), placed, name)
             return
+        if end_of(node) > end_of(known.node):
+            # A chain, x.mul_(2).add_(1), is one finding: the whole of it.
+            known.node, known.message = node, message
         if level > known.level:
             known.level, known.why, known.place = level, why, place
         known.kept = known.kept or kept
 
-    def relate(self, key: tuple[int, int, str], line: int, text: str) -> None:
-        """Name another line in a report that is already there."""
+    def called(self, key: tuple[int, int, str], line: int, kept: str) -> None:
+        """A module that works in place, reported where it is made, is called at this line."""
         record = self.records.get(key)
-        if record is not None and line != key[0]:
-            record.related.add(Related(line, text))
+        if record is None:
+            return
+        record.placed = True
+        record.kept = record.kept or kept
+        if line != key[0]:
+            record.related.add(Related(line, "called here"))
+
+    def placed(self, key: tuple[int, int, str]) -> None:
+        """A module that works in place follows, in a Sequential, one that makes a new tensor."""
+        record = self.records.get(key)
+        if record is not None:
+            record.placed = True
 
     def findings(self, path: str, lines: list[str]) -> list[Finding]:
         """The reports as findings, in the order of the file."""
         found = []
         for record in self.records.values():
             node = record.node
-            line, end_line = node.lineno, node.end_lineno  # type: ignore[attr-defined]
-            column = character_column(lines, line, node.col_offset)  # type: ignore[attr-defined]
+            line, offset = start_of(node)
+            end_line = node.end_lineno  # type: ignore[attr-defined]
+            column = character_column(lines, line, offset)
             end_column = character_column(lines, end_line, node.end_col_offset)  # type: ignore[attr-defined]
             level = LEVEL_NAMES[record.level]
             because = f"{level}: {reason_text(record)}"
@@ -109,17 +139,33 @@ class Writes:
                     record.code,
                     level,
                     f"{record.message} ({because})",
-                    record.kept,
+                    record.kept or ("" if record.placed else "what it is called on is not seen in this file"),
+                    record.name,
                     tuple(sorted(record.related)),
                 )
             )
         return sorted(found)
 
 
+def start_of(node: ast.AST) -> tuple[int, int]:
+    """Where a finding points: at the start of what writes, but in a call that is spread over lines at the line of
+    the method's name, which is the line that Python gives too."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        function = node.func
+        if function.end_lineno is not None and function.end_lineno != node.lineno:
+            return function.end_lineno, (function.end_col_offset or 0) - len(function.attr.encode())
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]
+
+
+def end_of(node: ast.AST) -> tuple[int, int]:
+    """Where a node ends."""
+    return node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
+
+
 def reason_text(record: Record) -> str:
     """Why the lint holds the written value for a distributed tensor."""
     if record.why is not None:
-        where = "" if record.why.line in (0, record.node.lineno) else f", line {record.why.line}"  # type: ignore[attr-defined]
+        where = "" if record.why.line in (0, start_of(record.node)[0]) else f", line {record.why.line}"
         return f"{record.why.text}{where}"
     return f"a tensor in {record.place}"
 
@@ -175,14 +221,3 @@ def method_hits(value: Value, context: int) -> bool:
     if value.kinds & TENSOR:
         return True
     return bool(value.kinds & UNKNOWN) and context >= LIKELY
-
-
-def kept_name(value: Value, name: str | None, outer: bool) -> str:
-    """Why a write to a name cannot be turned into an assignment to it; empty if it can."""
-    if name is None:
-        return "what is written to is not a plain name, so another reference to it may be read later"
-    if outer:
-        return f"`{name}` belongs to an enclosing scope"
-    if not value.marks & FRESH:
-        return f"`{name}` may share its memory with another name, a caller's tensor or something stored"
-    return ""

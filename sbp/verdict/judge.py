@@ -214,9 +214,9 @@ def _repeated_parts(rows: dict[int, Row], sbp: Any, mesh: Mesh) -> tuple[int, ..
     seen: dict[str, int] = {}
     for rank, row in rows.items():
         first = next(member for member in mesh.ranks_along(axes, rank) if member in rows)
-        if row.zeros == "-":
+        if row.zeros == "-" or first != rank:
             continue
-        if first == rank and row.zeros in seen:
+        if row.zeros in seen:
             return (
                 seen[row.zeros],
                 *(other for other in rows if other >= rank and rows[other].zeros == row.zeros),

@@ -98,16 +98,8 @@ def test_settings_that_are_no_numbers_are_usage_errors(folder: Path) -> None:
 @pytest.mark.distributed
 def test_failures_are_text_and_the_reports_are_whole(folder: Path) -> None:
     report = folder / "report.xml"
-    arguments = [
-        "--sbp-ranks",
-        "2",
-        "--sbp-known",
-        "known.toml",
-        "--durations=3",
-        "-rx",
-        f"--junitxml={report}",
-    ]
-    done = run(folder, "-q", "--cache-clear", *arguments)
+    arguments = ["--sbp-ranks", "2", "--sbp-known", "known.toml", "--durations=3", "-rfx"]
+    done = run(folder, "-q", "--cache-clear", f"--junitxml={report}", *arguments)
     text = done.stdout
     failed = ["test_doubled[2]", "test_refused[2]", "test_fixture_fails"]
     lines = [line for line in text.splitlines() if line.startswith("FAILED")]

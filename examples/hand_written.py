@@ -52,8 +52,8 @@ class ColumnParallel(nn.Module):
     def __init__(self, inputs: int, outputs: int, group: Group, bias: bool = True) -> None:
         super().__init__()
         own = outputs // group.size()
-        self.weight = nn.Parameter(torch.empty(own, inputs, dtype=torch.float64))
-        self.bias = nn.Parameter(torch.empty(own, dtype=torch.float64)) if bias else None
+        self.weight = nn.Parameter(torch.empty(own, inputs))
+        self.bias = nn.Parameter(torch.empty(own)) if bias else None
         self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,8 +66,8 @@ class RowParallel(nn.Module):
     def __init__(self, inputs: int, outputs: int, group: Group, bias: bool = True) -> None:
         super().__init__()
         own = inputs // group.size()
-        self.weight_t = nn.Parameter(torch.empty(own, outputs, dtype=torch.float64))
-        self.bias = nn.Parameter(torch.empty(outputs, dtype=torch.float64)) if bias else None
+        self.weight_t = nn.Parameter(torch.empty(own, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.group = group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def clip_over_ranks(limit: float, split: set[str], world: World):
     """Clip by the norm over all ranks: what is split counts everywhere, what is replicated once."""
 
     def clip(module: nn.Module) -> torch.Tensor:
-        whole = torch.zeros((), dtype=torch.float64)
+        whole = torch.zeros((), dtype=next(module.parameters()).dtype)
         for name, parameter in module.named_parameters():
             if name in split or world.rank == 0:
                 whole += parameter.grad.pow(2).sum()
@@ -159,7 +159,7 @@ class ParallelEmbedding(nn.Module):
         super().__init__()
         self.rows = vocabulary // world.size
         self.first = self.rows * world.rank
-        self.weight = nn.Parameter(torch.empty(self.rows, dim, dtype=torch.float64))
+        self.weight = nn.Parameter(torch.empty(self.rows, dim))
         self.group = world.group()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -260,7 +260,6 @@ class ContextParallelAttention(Attention):
 
     def __init__(self, module: Attention, world: World) -> None:
         super().__init__(module.q.in_features, module.head_dim)
-        self.double()
         self.world = world
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -164,7 +164,8 @@ def observe_tensor(name: str, kind: str, tensor: torch.Tensor | None) -> Observe
     return Observed(name, kind, from_torch(tensor.placements), tuple(tensor.shape), dtype, to_numpy(local))
 
 
-_DTENSOR_PATH = "/torch/distributed/tensor/"
+# Where what is made parallel for its users refuses: DTensor, FSDP, DDP.
+_PATHS = ("/torch/distributed/tensor/", "/torch/distributed/fsdp/", "/torch/nn/parallel/")
 # What a refusal says. An internal consistency check that fails ("output_specs has 3 outputs, which does not equal
 # ...") is raised by the same code, but tells its user nothing about what is supported.
 _REFUSING = re.compile(
@@ -195,7 +196,7 @@ def is_refusal(error: BaseException) -> bool:
     if frame is None:
         return False
     name, line = frame
-    return _DTENSOR_PATH in name and line.lstrip().startswith("raise ")
+    return any(path in name for path in _PATHS) and line.lstrip().startswith("raise ")
 
 
 def _innermost(trace: TracebackType | None) -> tuple[str, str] | None:

@@ -140,6 +140,14 @@ class Loader:
         return Part(tuple(piece.shape), name, claimed, held), piece
 
 
+def floating_dtype(program: Program) -> torch.dtype | None:
+    """The one dtype of the reference's floating parameters, or of its inputs where it has none; None if there are
+    several."""
+    tensors = program.parameters() or program.inputs()
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
 def _chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
     bounds = (chunk_bounds(size, parts, index) for index in range(parts))
     return tuple(stop - start for start, stop in bounds)
@@ -178,6 +186,11 @@ class SpmdSubject(ParallelSubject):
         assert case.spmd is not None
         made = as_parallel(case.spmd(reference, world), reference, f"the spmd function of case {case.name}")
         loader = Loader(program, case_id, case, grid, self.pieces)
+        if isinstance(made.module, torch.nn.Module):
+            # Per-rank code need not know in which dtype this trial runs.
+            dtype = floating_dtype(program)
+            if dtype is not None:
+                made.module.to(dtype)
         if case.numpy and not isinstance(made.module, torch.nn.Module):
             made = replace(made, module=NumpyModule(made.module, case, loader, program.argument_names()))
         self.parallel = made

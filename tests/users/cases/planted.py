@@ -200,8 +200,8 @@ class PartMLP(nn.Module):
     def __init__(self, world: World, fault: str) -> None:
         super().__init__()
         own = 16 // world.size
-        self.up = nn.Linear(8, own, dtype=torch.float64)
-        self.down = nn.Linear(own, 8, dtype=torch.float64)
+        self.up = nn.Linear(8, own)
+        self.down = nn.Linear(own, 8)
         self.fault = fault
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ plant("wrong value", "output", parted("bias"))
 class ThreeInOne(nn.Module):
     def __init__(self, features: int, ranks: int, order: tuple[int, ...]) -> None:
         super().__init__()
-        self.qkv = nn.Linear(features, 3 * features // ranks, bias=False, dtype=torch.float64)
+        self.qkv = nn.Linear(features, 3 * features // ranks, bias=False)
         self.order = order
 
     def forward(self, x: torch.Tensor) -> Any:

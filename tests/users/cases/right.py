@@ -189,10 +189,10 @@ class BatchNormOverRanks(nn.Module):
 
     def __init__(self, features: int, world: World) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(features, dtype=torch.float64))
-        self.bias = nn.Parameter(torch.empty(features, dtype=torch.float64))
-        self.register_buffer("running_mean", torch.empty(features, dtype=torch.float64))
-        self.register_buffer("running_var", torch.empty(features, dtype=torch.float64))
+        self.weight = nn.Parameter(torch.empty(features))
+        self.bias = nn.Parameter(torch.empty(features))
+        self.register_buffer("running_mean", torch.empty(features))
+        self.register_buffer("running_var", torch.empty(features))
         self.register_buffer("num_batches_tracked", torch.empty((), dtype=torch.int64))
         self.register_buffer("own", torch.arange(3.0))  # not the reference's: not compared
         self.world = world

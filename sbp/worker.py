@@ -29,7 +29,7 @@ from sbp.subjects.mpi import expect_mpi
 from sbp.subjects.parallel import ParallelSubject
 from sbp.suites import define_suite, find_suite
 from sbp.trial import Trial, stable_seed
-from sbp.verdict.compare import Observed, compare_all
+from sbp.verdict.compare import Observed, compare_all, computed_in
 
 _KEPT_REFERENCES = 64
 
@@ -156,6 +156,8 @@ class Worker:
             random=random,
             promise=case.program.promise,
         )
+        if case.program.recipe.autocast is not None:
+            rows = computed_in(rows, case.program.recipe.autocast)
         answer = {
             "rows": [row.to_list() for row in rows],
             "subject_seconds": end - start,

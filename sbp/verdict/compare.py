@@ -56,7 +56,7 @@ class Row:
         digest: a fingerprint of the piece's bits, by which replicas are compared.
         data: the piece itself where it means nothing alone (P).
         expected: the reference's whole tensor, from the first rank only and only beside ``data``.
-        dtype: the expected dtype.
+        dtype: the expected dtype, or the one that the computation ran in where that is a lower one (autocast).
         mesh: the mesh of the claim, where it is not the trial's.
         zeros: only of random results, whose values are not compared: a fingerprint of where the piece is zero, ``-``
             where that tells nothing.
@@ -177,6 +177,11 @@ def fingerprint(piece: Array) -> str:
     """Equal for equal bits, shapes and dtypes."""
     label = f"{piece.dtype.str}{piece.shape}".encode()
     return hashlib.blake2b(label + piece.tobytes(), digest_size=8).hexdigest()
+
+
+def computed_in(rows: Sequence[Row], dtype: str) -> list[Row]:
+    """The rows of a run that computed in ``dtype``, whatever its results are stored in: they are no more exact."""
+    return [replace(row, dtype=dtype) if "float" in row.dtype else row for row in rows]
 
 
 def _pattern_of_zeros(piece: Array) -> str:

@@ -22,7 +22,7 @@ from sbp.subjects.parallel import (
     mean_factor,
 )
 from sbp.subjects.planned import aliases, other_values
-from sbp.verdict.compare import Observed, Row, compare_all
+from sbp.verdict.compare import Observed, Row, compare_all, computed_in
 from sbp.verdict.judge import Judgement, judge_rows
 
 MESH = Mesh((2, 2))
@@ -232,3 +232,18 @@ def test_a_plan_returns_a_module_or_changes_it_in_place() -> None:
     assert as_parallel(torch.relu, module, "the plan").module is torch.relu
     with pytest.raises(ValueError, match="the plan must return a module, a function or a Parallel, not int"):
         as_parallel(3, module, "the plan")
+
+
+def test_results_of_autocast_are_as_exact_as_the_dtype_that_was_computed_in() -> None:
+    def judged(error: float) -> str:
+        seen = Observed("output", "value", "B", (8, 3), "float64", FULL * (1 + error))
+        rows = compare_all({"output": seen}, {"output": Due(FULL)}, MESH, 0, True)
+        return judge_rows([computed_in(rows, "bfloat16")], MESH).verdict
+
+    assert judged(1e-3) == "pass"
+    assert judged(1.0) == "wrong value"
+    index = np.arange(3)
+    counted = compare_all(
+        {"n": Observed("n", "value", "B", (3,), "int64", index + 1)}, {"n": Due(index)}, MESH, 0, True
+    )
+    assert computed_in(counted, "bfloat16") == counted

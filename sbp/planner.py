@@ -84,6 +84,8 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         raise SelectionError(f"no trial has the id {min(ids)}; --list shows the ids")
     if not planned and request.get("keyword"):
         raise SelectionError(f"-k {request['keyword']!r} matches no trial; --list shows the ids")
+    if not planned and skipped and not request.get("shard") and any(map(is_users, request["targets"])):
+        raise SelectionError("; ".join(f"case {case} {reason}" for case, reason in skipped.items()))
     yield {"done": True, "planned": planned, "skipped": skipped}
 
 

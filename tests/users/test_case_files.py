@@ -302,3 +302,9 @@ def test_the_decorator_is_the_name_of_the_package() -> None:
     import sbp.trial  # noqa: F401
 
     assert callable(case)
+
+
+def test_a_run_for_which_there_are_too_few_ranks_says_so(write: Write) -> None:
+    name = write("one = case(name='one', plan=plan, axes=('a', 'b', 'c'))(build)")
+    [message] = list(plan_trials(request(name, meshes=("2",))))
+    assert message["error"] == "case one needs a multiple of 4 ranks, there are 2"

@@ -58,13 +58,16 @@ def _plan(request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         # An error in somebody's own file is said before anything runs.
         plans = [(suite, list(plan)) for suite, plan in plans]
     for suite, plan in plans:
+        if offered is not None:
+            every = list(plan)
+            plan = [*_without_distribution(every), *every]
+            if options.rows is None or "mode=" in (request.get("keyword") or ""):
+                plan += _in_modes(every, offered["modes"])
         trials = [
             trial
             for trial in plan
             if (not ids or trial.id in ids) and (expression is None or expression(trial.id))
         ]
-        if offered is not None:
-            trials = [*_without_distribution(trials), *trials]
         skipped.update(skipped_cases(suite))
         if request.get("in_passes"):
             trials, rest = trials[:_FIRST_PASS], trials[_FIRST_PASS:]
@@ -108,6 +111,17 @@ def _without_distribution(trials: list[Trial]) -> list[Trial]:
         options = {**trial.options, "mode": "local"}
         key = (trial.case, trial.kind, trial.dtype, tuple(sorted(options.items())))
         found.setdefault(key, replace(trial, placements={}, options=options))
+    return list(found.values())
+
+
+def _in_modes(trials: list[Trial], modes: Sequence[str]) -> list[Trial]:
+    """One trial of each kind on each mesh again, in each of the subject's other ways to run a program."""
+    found: dict[tuple[Any, ...], Trial] = {}
+    for mode in modes:
+        for trial in trials:
+            kind = (mode, trial.mesh, trial.kind, trial.dtype, tuple(sorted(trial.options.items())))
+            if trial.placements:
+                found.setdefault(kind, replace(trial, options={**trial.options, "mode": mode}))
     return list(found.values())
 
 

@@ -65,7 +65,7 @@ class Task:
         mesh: the ranks as a grid.
         inputs, parameters, buffers: this rank's pieces, by name.
         constants: whole tensors that the recipe refers to.
-        cotangent: the piece of an output's cotangent, by the output's name.
+        cotangents: the outputs that have one; cotangent: the piece of it, by the output's name.
         aliases: second names of parameters and buffers -> the first.
         writes: the inputs to be observed afterwards.
         optimizer: class and options, None outside training.
@@ -80,6 +80,7 @@ class Task:
     inputs: Mapping[str, Piece]
     parameters: Mapping[str, Piece]
     buffers: Mapping[str, Piece]
+    cotangents: tuple[str, ...]
     cotangent: Callable[[str], Piece]
     constants: Mapping[str, np.ndarray[Any, Any]]
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -206,6 +207,7 @@ def cut_task(data: Mapping[str, Any], trial: Trial, rank: int, balanced: bool) -
         pieces("inputs"),
         pieces("parameters"),
         pieces("buffers"),
+        tuple(data["cotangents"]),
         cotangent,
         data["recipe"]["constants"],
         data["aliases"],

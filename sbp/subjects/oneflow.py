@@ -7,6 +7,7 @@ read as the local piece with the SBP that OneFlow claims for it.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import socket
@@ -148,7 +149,9 @@ class OneFlowSubject:
         guards = _Guards(flow, task) if _writes(task.recipe) else None
         tensors = {f"in {name}": self.place(piece, task.mesh) for name, piece in task.inputs.items()}
         holder = _Holder(self, task, observe)
-        if task.optimizer is None:
+        if task.options.get("mode") == "graph":
+            self._run_graph(task, holder, tensors, observe)
+        elif task.optimizer is None:
             self._forward_and_backward(task, holder, tensors, observe, "", "")
             holder.observe_gradients("")
         else:
@@ -156,16 +159,40 @@ class OneFlowSubject:
         if guards is not None:
             observe(guards.observed())
 
-    def _train(self, task: Task, holder: _Holder, tensors: dict[str, Any], observe: Observe) -> None:
+    def _run_graph(self, task: Task, holder: _Holder, tensors: dict[str, Any], observe: Observe) -> None:
+        """Forward through nn.Graph, or whole training steps. Gradients do not come out of a graph; what they did to the
+        parameters does."""
+        cotangents = list(task.cotangents) if task.optimizer is not None else []
+        given = [*tensors.values(), *(self.place(task.cotangent(name), task.mesh) for name in cotangents)]
+        optimizer = None
+        if task.optimizer is not None:
+            optimizer = self._optimizer(task, holder)
+        graph = holder.graph(list(tensors), cotangents, optimizer)
+        for step in range(1, task.steps + 1 if optimizer is not None else 2):
+            during, after = (f" of step {step}", f" after step {step}") if optimizer else ("", "")
+            results = graph(*given)
+            for name, tensor in zip(graph.outputs, results):
+                observe(self.observe_tensor(f"{name}{during}", VALUE, tensor))
+            for name, tensor in [*holder.buffers(), *(holder.parameters() if optimizer else [])]:
+                observe(self.observe_tensor(f"{name}{after}", STATE, tensor))
+
+    def _optimizer(self, task: Task, holder: _Holder) -> Any:
         assert task.optimizer is not None
         make = getattr(self.flow.optim, task.optimizer["class"], None)
         if make is None:
             raise Missing(f"OneFlow has no optim.{task.optimizer['class']}")
-        named = holder.parameters()
         options = {name: value for name, value in task.optimizer["options"].items() if value is not None}
-        if not options.get("nesterov", True):
-            del options["nesterov"]
-        optimizer = make([parameter for _, parameter in named], **options)
+        taken = inspect.signature(make).parameters
+        for name, value in list(options.items()):
+            if name not in taken:
+                if value:
+                    raise Missing(f"OneFlow's {task.optimizer['class']} has no {name}")
+                del options[name]
+        return make([parameter for _, parameter in holder.parameters()], **options)
+
+    def _train(self, task: Task, holder: _Holder, tensors: dict[str, Any], observe: Observe) -> None:
+        optimizer = self._optimizer(task, holder)
+        named = holder.parameters()
         for step in range(1, task.steps + 1):
             self._forward_and_backward(
                 task, holder, tensors, observe, f" of step {step}", f" after step {step}"
@@ -301,12 +328,7 @@ class _Holder:
                 self.observe(self.subject.observe_tensor(f"{name}.grad{during}", GRADIENT, parameter.grad))
 
     def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The recipe's outputs by name; through nn.Graph where the trial says so."""
-        if self.task.options.get("mode") == "graph":
-            return self._graph(inputs)
-        return self._eager(inputs)
-
-    def _eager(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The recipe's outputs by name."""
         tensors = dict(inputs)
         tensors.update({f"constant {n}": v for n, v in self._constants().items()})
         return run_recipe(
@@ -320,22 +342,30 @@ class _Holder:
         tensors.update({f"state {name}": tensor for name, tensor in self.tensors.items()})
         return tensors
 
-    def _graph(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        holder, names = self, list(inputs)
-        results: list[str] = []
+    def graph(self, names: Sequence[str], cotangents: Sequence[str], optimizer: Any) -> Any:
+        """The recipe as an nn.Graph, with the backward pass and the optimizer's step in it if there is one.
+
+        It is called with the inputs of these ``names`` and the cotangents of these outputs, and returns the outputs.
+        """
+        holder = self
 
         class Whole(self.flow.nn.Graph):  # type: ignore[name-defined]
             def __init__(self) -> None:
                 super().__init__()
                 self.root = holder.root
+                if optimizer is not None:
+                    self.add_optimizer(optimizer)
 
-            def build(self, *args: Any) -> Any:
-                outputs = holder._eager(dict(zip(names, args)))
-                results[:] = list(outputs)
+            def build(self, *given: Any) -> Any:
+                outputs = holder.call(dict(zip(names, given)))
+                if optimizer is not None:
+                    last = given[len(names) :]
+                    parts = [(outputs[name] * grad).sum() for name, grad in zip(cotangents, last)]
+                    sum(parts[1:], parts[0]).backward()
+                self.outputs = list(outputs)
                 return tuple(outputs.values())
 
-        made = Whole()(*inputs.values())
-        return dict(zip(results, made))
+        return Whole()
 
     def _find(self, do: str, name: str) -> Any:
         if do == "module":
@@ -347,7 +377,19 @@ class _Holder:
             found = getattr(found, word, None)
             if found is None:
                 raise Missing(f"OneFlow has no {name}")
-        return found
+        return self._made_global(found)
+
+    def _made_global(self, function: Any) -> Any:
+        """A function whose new tensors are global ones, with all of the values on every rank."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            given = any(hasattr(item, "is_global") for item in (*args, *kwargs.values()))
+            if given or self.subject._alone or not hasattr(result, "is_global") or result.is_global:
+                return result
+            return self._whole(_copy(result))
+
+        return call
 
 
 class _Guards:
@@ -469,5 +511,5 @@ def offers() -> dict[str, Any]:
         "modules": modules,
         "functions": functions,
         "methods": names(flow.Tensor),
-        "optimizers": names(flow.optim),
+        "modes": ["graph"],
     }

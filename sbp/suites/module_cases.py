@@ -168,11 +168,12 @@ class MLP(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention through scaled_dot_product_attention."""
+    """Causal multi-head attention: through scaled_dot_product_attention, or written out (``plain``)."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, plain: bool = False) -> None:
         super().__init__()
         self.heads = heads
+        self.plain = plain
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width)
@@ -184,22 +185,23 @@ class Attention(nn.Module):
         def split_heads(states: torch.Tensor) -> torch.Tensor:
             return states.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
-        mixed = nn.functional.scaled_dot_product_attention(
-            split_heads(self.query(input)),
-            split_heads(self.key(input)),
-            split_heads(self.value(input)),
-            is_causal=True,
-        )
+        query, key, value = (split_heads(layer(input)) for layer in (self.query, self.key, self.value))
+        if self.plain:
+            scores = query.matmul(key.transpose(-2, -1)) * (width // self.heads) ** -0.5
+            later = torch.ones(length, length, dtype=torch.bool).triu(1)
+            mixed = scores.masked_fill(later, -1e9).softmax(-1).matmul(value)
+        else:
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.project(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class TransformerBlock(nn.Module):
     """Pre-norm transformer block: attention and an MLP, each with a residual."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, plain: bool = False) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, plain)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = MLP(width, 2 * width)
 
@@ -241,4 +243,5 @@ _add(
     ),
 )
 _add("TransformerBlock(8,4):4x4x8", lambda: _call(TransformerBlock(8, 4), _randn(4, 4, 8)))
+_add("TransformerBlock(8,4,plain):4x4x8", lambda: _call(TransformerBlock(8, 4, plain=True), _randn(4, 4, 8)))
 _add("ResNetBlock(4,8,2):4x4x8x8", lambda: _call(ResNetBlock(4, 8, 2), _randn(4, 4, 8, 8)))

@@ -121,10 +121,10 @@ def here(depth: int = 1, with_module: bool = True) -> Site:
                         family = BACKWARD
                 if family is None:
                     family = LOADING if code is _LOAD else known
-            if code is _CALL:
+            if code is _CALL and module is None:
                 module = frame.f_locals["self"]
-                if user is not None:
-                    break
+        if user is not None and module is not None:
+            break
         frame = frame.f_back
     place = user if user is not None else inside
     if place is None:

@@ -55,6 +55,11 @@ def storage(piece: torch.Tensor) -> Any:
     return (piece.elem if type(piece) is AsyncCollectiveTensor else piece).untyped_storage()
 
 
+def uses(memory: Any) -> int:
+    """How many tensors (and others) hold this memory; only to be compared with what it is for one tensor."""
+    return int(torch._C._storage_Use_Count(memory._cdata))
+
+
 def version_of(piece: torch.Tensor) -> int:
     """How often the piece was written by its user. DTensor's own operators leave this number alone, because they
     run below autograd; -1 where no number is kept (inference mode)."""

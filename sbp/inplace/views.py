@@ -82,8 +82,13 @@ class Copies:
             if base is None:
                 return ""
         else:
-            unreachable = sys.getrefcount(base) <= _BY_VIEW_ALONE and not self._others(base, storage)
-            if unreachable or tensors.storage_of(tensors.local(base)) == storage:
+            memory = tensors.storage(tensors.local(base))
+            reachable = (
+                sys.getrefcount(base) > _BY_VIEW_ALONE
+                or tensors.uses(memory) > _BY_ONE_TENSOR
+                or self._others(base, storage)
+            )
+            if not reachable or memory._cdata == storage:
                 return ""
         made = f" (made at {copy.place})" if copy is not None else ""
         return (
@@ -137,5 +142,13 @@ def _count_references_by_view_alone() -> int:
     return sys.getrefcount(base)
 
 
+def _count_uses_by_one_tensor() -> int:
+    """What ``tensors.uses`` says of memory in which one tensor lies."""
+    tensor = torch.zeros(2)
+    memory = tensors.storage(tensor)
+    return tensors.uses(memory)
+
+
 # Taken on import: below autograd, where operators are seen, a new tensor would not know that it is a view.
 _BY_VIEW_ALONE = _count_references_by_view_alone()
+_BY_ONE_TENSOR = _count_uses_by_one_tensor()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SBP = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PYTHON = os.path.abspath(sysconfig.get_paths()["stdlib"]) + os.sep
 _PACKAGES = tuple(
@@ -104,6 +105,7 @@ def here(depth: int = 1, with_module: bool = True) -> Site:
     inside: FrameType | None = None
     family: str | None = None
     module: torch.nn.Module | None = None
+    called = False
     while frame is not None:
         code = frame.f_code
         found = kinds.get(code.co_filename)
@@ -123,12 +125,15 @@ def here(depth: int = 1, with_module: bool = True) -> Site:
                     family = LOADING if code is _LOAD else known
             if code is _CALL and module is None:
                 module = frame.f_locals["self"]
+        elif not called:
+            called = not code.co_filename.startswith(_OWN)
         if user is not None and module is not None:
             break
         frame = frame.f_back
     place = user if user is not None else inside
     if place is None:
-        return Site("", 0, "", family or BACKWARD, module)
+        # Autograd's own threads have no Python frames at all.
+        return Site("", 0, "", family if called else BACKWARD, module)
     if user is not None and family is None and _is_optimizer_step(user):
         family = FAMILIES["optim"]
     code = place.f_code

@@ -56,8 +56,10 @@ __all__ = ["Record", "Watch", "watch"]
 class Watch:
     """What was seen. Made by :func:`watch`; a context manager, which may be entered again after it was left."""
 
-    def __init__(self, roots: Sequence[Any], do_compare: bool, patience: float, largest: int) -> None:
-        self._mode = _Mode(roots, do_compare, patience, largest)
+    def __init__(
+        self, roots: Sequence[Any], do_compare: bool, patience: float, largest: int, search: bool
+    ) -> None:
+        self._mode = _Mode(roots, do_compare, patience, largest, search)
 
     def __enter__(self) -> Watch:
         self._mode.open()
@@ -105,6 +107,7 @@ def watch(
     compare: bool = True,
     patience: float = 10.0,
     largest: int = 2**26,
+    search: bool = True,
 ) -> Watch:
     """Watch the writes to distributed tensors in a ``with`` block.
 
@@ -113,16 +116,17 @@ def watch(
     not at all.
 
     Args:
-        roots: modules and tensors whose local pieces are looked after from the start. Without any, all distributed
-            tensors of the process are searched for, which takes about a second for each few million objects.
+        roots: modules and tensors whose local pieces are looked after from the start, and whose names are told.
         compare: run the out-of-place forms.
         patience: how many seconds a rank waits, before a comparison, for the others to come to the same write. A
             program in which only some ranks write is held up by this, for one second from the second time on.
         largest: operators whose tensors have more elements together are not compared.
+        search: without roots, search the process for distributed tensors whose pieces are to be looked after. That
+            takes about a second for each few million objects.
 
     Returns: the context manager, which holds what was seen.
     """
-    return Watch(roots, compare, patience, largest)
+    return Watch(roots, compare, patience, largest, search and not roots)
 
 
 class _Mode(TorchDispatchMode):
@@ -130,10 +134,13 @@ class _Mode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, roots: Sequence[Any], do_compare: bool, patience: float, largest: int) -> None:
+    def __init__(
+        self, roots: Sequence[Any], do_compare: bool, patience: float, largest: int, search: bool
+    ) -> None:
         super().__init__()
         self.log = Log()
         self._roots = roots
+        self._search = search
         self._compare, self._largest = do_compare, largest
         self._agreement = Agreement(patience)
         self._pieces = LocalPieces(self.log)
@@ -144,8 +151,8 @@ class _Mode(TorchDispatchMode):
         for root in self._roots:
             if isinstance(root, torch.nn.Module):
                 self.log.paths.learn(root)
-        self._pieces.complete = not self._roots
-        for tensor in tensors.members(self._roots) if self._roots else tensors.alive():
+        self._pieces.complete = self._search
+        for tensor in tensors.alive() if self._search else tensors.members(self._roots):
             self._pieces.know(tensor)
             self._pieces.accept(tensor, tensors.version_of(tensors.local(tensor)))
         self._taps.open()
@@ -154,7 +161,7 @@ class _Mode(TorchDispatchMode):
     def close(self, *exception: Any) -> None:
         self.__exit__(*exception)
         self._taps.close()
-        for tensor in self._pieces.known() if self._roots else tensors.alive():
+        for tensor in tensors.alive() if self._search else self._pieces.known():
             version = tensors.version_of(tensors.local(tensor))
             if version > 0:
                 self._pieces.check(tensor, version, ending=True)

@@ -21,8 +21,15 @@ from sbp.inplace.lint.reach import Reach, hands_out, may_write
 from sbp.inplace.lint.scopes import ClassInfo, FunctionInfo
 from sbp.inplace.lint.values import LIKELY, PLAIN
 
-# Ways to name the module whose zeros(), randn() and the like make distributed tensors.
-FACTORY_TEXTS = ("distributed.tensor", "distributed._tensor", "distributed import")
+# Ways to get at torch.distributed.tensor.zeros() and its like: dotted, through the module, or by their names.
+_NAMES = "|".join(sorted(FACTORIES))
+_MODULE = r"torch\.distributed\._?tensor"
+FACTORY_IMPORT = re.compile(
+    rf"distributed\._?tensor\.(?:{_NAMES})\b"
+    rf"|import\s+{_MODULE}\s+as\b"
+    r"|from\s+torch\.distributed\s+import\s[^\n]*\b_?tensor\b"
+    rf"|from\s+{_MODULE}(?:\._api)?\s+import\s+(?:\([^)]*\b(?:{_NAMES})\b|[^\n(]*\b(?:{_NAMES})\b|\*)"
+)
 ENTRIES = re.compile(r"def\s+(?:" + "|".join(sorted(ENTRY_METHODS)) + r")\b")
 
 
@@ -55,7 +62,7 @@ def source_words(text: str, sources: frozenset[str]) -> list[str]:
     words = [word for word in SOURCE_WORDS if word in text]
     if words == ["placement"] and "sbp" not in text:
         words = []
-    if any(module in text for module in FACTORY_TEXTS):
+    if "distributed" in text and "tensor" in text and FACTORY_IMPORT.search(text):
         words += [word for word in FACTORIES if word in text]
     return words + [last(name) for name in sources if last(name) in text]
 

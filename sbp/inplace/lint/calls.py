@@ -217,12 +217,15 @@ def local_piece(value: Value) -> Value:
 
 def keep(flow: Flow, site: Site) -> None:
     """The callee may keep every argument, or return it."""
+    frame = site.frame
     for argument, value in zip(site.node.args, site.arguments):
-        flow.release(argument, site.frame)
-        if value.marks & BORROWED:
-            flow.dropped.append("!")
+        if type(argument) is not ast.Constant:
+            flow.release(argument, frame)
+            if value.marks & BORROWED:
+                flow.dropped.append("!")
     for keyword in site.node.keywords:
-        flow.release(keyword.value, site.frame)
+        if type(keyword.value) is not ast.Constant:
+            flow.release(keyword.value, frame)
 
 
 def unknown_call(flow: Flow, site: Site, sure: int = HINTED) -> Value:
@@ -491,7 +494,6 @@ def instantiate(flow: Flow, site: Site, info: ClassInfo) -> Value:
     outside = info.outside()
     if any(last(base) == "Tensor" for base in outside):
         return tensor_result(flow, site.frame, site.arguments, marks=0)
-    classes.prepare(flow, info)
     if any(base.startswith("torch.optim.") or last(base) == "Optimizer" for base in outside):
         store_parameter_groups(flow, site, info)
     if info.fields and "__init__" not in info.methods:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sbp.inplace.lint import calls, classes, narrow
@@ -116,6 +117,7 @@ class Flow:
         self.created: list[FunctionInfo | ClassInfo] = []
         self.declared: dict[tuple[int, int], Value | None] = {}
         self.parsed: list[ast.expr] = []
+        self.constants: dict[int | str, Value] = {}
         self.steps = 0
         self.depth = 0
         self.preparing = 0
@@ -164,7 +166,7 @@ class Flow:
         value = self.value(node, frame)
         dropped, self.dropped = self.dropped, outer_dropped
         outer_dropped.extend(dropped)
-        named_too = self.release(node, frame)
+        named_too = type(node) in RELEASED and self.release(node, frame)
         if not value.marks & (FRESH | BORROWED):
             return value
         if named_too or len(targets) > 1:
@@ -626,10 +628,13 @@ class Flow:
         kind = type(value)
         if kind is bool:
             return TRUE_VALUE if value else FALSE_VALUE
-        if kind is int:
-            return Value(NUMBER, const=value)
-        if kind is str:
-            return Value(TEXT, const=value)
+        if kind is int or kind is str:
+            known = self.constants.get(value)  # type: ignore[arg-type]
+            if known is None:
+                known = self.constants[value] = Value(  # type: ignore[index]
+                    NUMBER if kind is int else TEXT, const=value
+                )
+            return known
         if kind is bytes:
             return TEXT_VALUE
         return NUMBER_VALUE if kind in (float, complex) else OBJECT_VALUE
@@ -891,6 +896,7 @@ class Flow:
         return UNKNOWN_VALUE
 
 
+@lru_cache(maxsize=4096)
 def named(dotted: str) -> Value:
     """The value of an imported or built-in name."""
     dotted = canonical(dotted)
@@ -1011,6 +1017,11 @@ def joined_names(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Va
             merged[name] = join(known, value)
     return merged
 
+
+# The kinds of expressions that ``Flow.release`` does something about.
+RELEASED = frozenset(
+    {ast.Name, ast.IfExp, ast.BoolOp, ast.Tuple, ast.List, ast.NamedExpr, ast.Starred, ast.Attribute}
+)
 
 Handler = Callable[[Flow, Any, Frame], Any]
 

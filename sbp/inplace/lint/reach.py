@@ -24,7 +24,6 @@ UNDERSCORE = re.compile(
 )  # add_, _foreach_add_, an attribute that ends so
 PATTERNS = (AUGMENTED, UNDERSCORE)
 TEXTS = (
-    "inplace",
     ".data",
     "_local_tensor",
     "to_local",
@@ -82,11 +81,17 @@ def write_offsets(text: str) -> set[int]:
 
 
 def rare_offsets(text: str) -> Iterator[int]:
-    """Where ``out=`` is given or ``__iadd__`` and its like are named."""
+    """Where ``out=`` or ``inplace=`` is given, or ``__iadd__`` and its like are named."""
     for start in places(text, "__i"):
         if text[start + 3 : start + 6] != "nit" and AUGMENTED_METHOD.match(text, start):
             yield start
-    for fixed in ("out=", "out ="):
+    for name in ("out", "inplace"):
+        yield from keyword_offsets(text, name)
+
+
+def keyword_offsets(text: str, name: str) -> Iterator[int]:
+    """Where an argument is given by this name."""
+    for fixed in (f"{name}=", f"{name} ="):
         for start in places(text, fixed):
             before = text[start - 1] if start else " "
             if not (before.isalnum() or before in "_."):
@@ -135,7 +140,7 @@ def positional_inplace(text: str) -> list[int]:
 
 def hands_out(text: str) -> list[int]:
     """Where modules are told to work in place, or hooks are handed to them: outside of forward() too."""
-    return [*places(text, "inplace"), *places(text, "_hook("), *positional_inplace(text)]
+    return [*keyword_offsets(text, "inplace"), *places(text, "_hook("), *positional_inplace(text)]
 
 
 class Reach:

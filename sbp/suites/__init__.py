@@ -20,6 +20,8 @@ MODULES: dict[str, str] = {
     "inplace": "sbp.suites.inplace",
     "redistribute": "sbp.suites.redistribute",
     "sources": "sbp.suites.sources",
+    "functions": "sbp.suites.functions",
+    "optimizers": "sbp.suites.optimizer_steps",
 }
 # What is run without --suite, in this order.
 DEFAULT = ("modules",)

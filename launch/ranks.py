@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import re
 import socket
 import sys
+import termios
 import time
 import traceback
 import warnings
@@ -278,8 +281,25 @@ def _abort_on_error(channel: Channel) -> None:
         try:
             before(kind, error, trace)
             sys.stderr.flush()
+            _wait_until_read(sys.stderr.fileno(), 2.0)
         except Exception:
             traceback.print_exc()
         channel.abort()
 
     sys.excepthook = hook
+
+
+def _wait_until_read(pipe: int, seconds: float) -> None:
+    """Wait until the other end took what was written: a launcher that is told to abort drops what is left."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        unread = array.array("i", [0])
+        try:
+            fcntl.ioctl(pipe, termios.FIONREAD, unread)
+        except OSError:  # not a pipe
+            return
+        if unread[0] == 0:
+            break
+        time.sleep(0.001)
+    # What the launcher's helper took has yet to reach the launcher.
+    time.sleep(0.1)

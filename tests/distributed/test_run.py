@@ -144,7 +144,7 @@ def test_the_parts_of_a_run_are_the_run() -> None:
         (["--suite", "nothing"], "there is no suite 'nothing'"),
         (["--dtype", "int7"], "'int7' is not a dtype"),
         (["-k", "("], "cannot read -k '('"),
-        (["-k", "nothing has this name", "--suite", "modules", "Linear"], "matches no trial"),
+        (["-k", "nothing_has_this_name", "--suite", "modules", "Linear"], "matches no trial"),
         (["--results", "/nowhere/results.jsonl"], "cannot write results to /nowhere/results.jsonl"),
         (["--known", "/nowhere/known.toml"], "cannot read known failures"),
         (["--resume", "/nowhere/results.jsonl"], "/nowhere/results.jsonl"),

@@ -32,7 +32,7 @@ OLDEST_TORCH = (2, 9)
 SUBJECTS = ("dtensor", *foreign.SUBJECTS)
 DTYPES = ("float64", "float32", "bfloat16", "float16", "complex128")
 # The placements of a case on one mesh that each level tries at most.
-ROWS = {"quick": 4, "default": 6, "full": None}
+ROWS = {"quick": 2, "default": 4, "full": None}
 # DTensor imports torch._dynamo with the first operator; here it is imported once, before the forks.
 PRELOAD = ("numpy.random", "torch", "torch.distributed.tensor", "torch._dynamo", "sbp.worker")
 

@@ -46,7 +46,7 @@ class PlanOptions:
     @property
     def quick(self) -> bool:
         """Whether few placements are wanted even of cases that have few."""
-        return self.rows is not None and self.rows < 6
+        return self.rows is not None and self.rows < 4
 
 
 def choices_of(ndim: int, kind: str, partial: Sequence[str] = ("sum",)) -> list[tuple[str, SBP]]:

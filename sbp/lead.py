@@ -23,7 +23,7 @@ from sbp.report import results
 from sbp.results import FORMAT, ResultsError, ResultsWriter
 from sbp.select import SelectionError, compile_expression
 from sbp.session import Session, Verdict, WorldError, planned_trials
-from sbp.suites import MODULES, is_users
+from sbp.suites import DEFAULT, MODULES, is_users
 from sbp.terminal import Progressing, make_console, print_failures, print_summary, print_table
 from sbp.trial import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
 from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
@@ -37,8 +37,8 @@ ROWS = {"quick": 2, "default": 4, "full": None}
 PRELOAD = ("numpy.random", "torch", "torch.distributed.tensor", "torch._dynamo", "sbp.worker")
 
 
-# The module database takes seconds to import: while the first trials run, and once for all workers that follow.
-PRELOAD_LATER = ("sbp.suites.modules:warm_up",)
+# The databases take seconds to import: while the first trials run, and once for all workers that follow.
+PRELOAD_LATER = {"modules": "sbp.suites.modules:warm_up", "ops": "sbp.suites.operators:warm_up"}
 
 
 def make_settings(options: argparse.Namespace) -> launch.Settings:
@@ -52,7 +52,9 @@ def make_settings(options: argparse.Namespace) -> launch.Settings:
     return launch.Settings(
         entry="sbp.worker:start",
         preload=PRELOAD,
-        preload_later=PRELOAD_LATER,
+        preload_later=tuple(
+            PRELOAD_LATER[name] for name in options.suite or DEFAULT if name in PRELOAD_LATER
+        ),
         seed=options.seed,
         exchange="sbp.exchange:share",
     )
@@ -370,6 +372,7 @@ class Lead:
             # Whether every trial of the default run was there: only then can an entry be said to match nothing.
             "whole": whole,
             "seconds": round(seconds, 3),
+            "preparing_seconds": round(session.timing.preparing, 3),
             "subject_seconds": round(session.timing.subject, 3),
             "harness_seconds": round(session.timing.harness, 3),
         }

@@ -22,8 +22,13 @@ def short_name(case: str) -> str:
 
 def matches_target(case: str, target: str) -> bool:
     """Whether ``target`` (``Linear``, ``nn.Linear``, ``torch.nn.Linear`` or a whole case name) means the case."""
-    word = target.removeprefix("torch.").removeprefix("nn.")
-    return case == target or short_name(case).lower() == word.lower()
+    return case == target or _without_package(short_name(case)) == _without_package(target)
+
+
+def _without_package(name: str) -> str:
+    for prefix in ("torch.", "nn.", "functional."):
+        name = name.removeprefix(prefix)
+    return name.lower()
 
 
 def suggest(target: str, cases: Sequence[str]) -> str:

@@ -132,8 +132,10 @@ class Verdict:
 
 @dataclass
 class Timing:
-    """Where the time of the trials went, in seconds; the subject's and the harness's as the slowest rank had it."""
+    """Where the time of the trials went, in seconds; the subject's and the harness's as the slowest rank had it.
+    ``preparing`` is building cases and their references, once for all trials of a case."""
 
+    preparing: float = 0.0
     subject: float = 0.0
     harness: float = 0.0
     wall: float = 0.0
@@ -208,8 +210,10 @@ class Session:
         model) is not the subject's time. What goes wrong here goes wrong again in the trial, and is judged there."""
         case = f"{trial.suite}/{trial.case}/{trial.kind}/{sorted(trial.options.items())}/{trial.dtype}"
         if case != self._prepared:
+            begin = time.monotonic()
             self.job.call({"do": "prepare", "trial": trial.to_dict()}, max(self.timeout, _PATIENCE))
             self._prepared = case
+            self.timing.preparing += time.monotonic() - begin
 
     def _judge(self, trial: Trial, replies: Sequence[Reply]) -> Verdict:
         mesh = parse_mesh(trial.mesh)

@@ -17,6 +17,7 @@ from sbp.program import Program
 # take seconds to import.
 MODULES: dict[str, str] = {
     "modules": "sbp.suites.modules",
+    "ops": "sbp.suites.operators",
     "inplace": "sbp.suites.inplace",
     "redistribute": "sbp.suites.redistribute",
     "sources": "sbp.suites.sources",

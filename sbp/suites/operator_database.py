@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -51,6 +53,33 @@ class Operator:
     differentiable: bool
     _info: Any = field(repr=False, compare=False)
 
+    @property
+    def inplace(self) -> Callable[..., Any] | None:
+        """The in-place variant, called with the operand to write to first; None where there is none."""
+        variant: Callable[..., Any] | None = self._info.inplace_variant
+        if variant is None and _takes_inplace(self.function):
+            return functools.partial(self.function, inplace=True)
+        return variant
+
+    @property
+    def has_out(self) -> bool:
+        """Whether the function takes ``out=``."""
+        return bool(self._info.supports_out)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the schemas say that a result may share memory with an operand."""
+        return _is_view(self._info.name.rpartition(".")[2])
+
+    @property
+    def is_random(self) -> bool:
+        """Whether torch marks it as one that draws from a seeded generator."""
+        overloads = getattr(torch.ops.aten, self._info.name.rpartition(".")[2], None)
+        if overloads is None:
+            return False
+        tags = [getattr(overloads, name).tags for name in overloads.overloads()]
+        return any(torch.Tag.nondeterministic_seeded in of_one for of_one in tags)
+
     def samples(self, most: int | None = None) -> Iterator[OperatorSample]:
         """The sample calls, the same on every call in every process; ``most`` of them, spread over all."""
         found = self._samples(0, None)
@@ -58,17 +87,19 @@ class Operator:
         for number in range(count):
             yield found[number * len(found) // count]
 
-    def variants(self, most: int) -> list[list[OperatorSample]]:
-        """Sample calls of different kinds, at most so many, each with the same call in other sizes and values beside
-        it. The first of each has sizes that two, three or four ranks can share evenly, the second has not."""
+    def variants(self, most: int, draws: int = 2, by_sizes: bool = False) -> list[list[OperatorSample]]:
+        """Sample calls of different kinds, at most so many, each with the same call in other sizes and values (drawn
+        so many times) beside it. The first of each has sizes that two, three or four ranks can share evenly, the
+        second has not. With ``by_sizes``, which sizes of the operands equal each other is part of the kind."""
         columns = [
-            self._samples(seed, sizes, _LOOKED_AT) for seed in range(2) for sizes in (_EVEN_SIZES, None)
+            self._samples(seed, sizes, _LOOKED_AT) for seed in range(draws) for sizes in (_EVEN_SIZES, None)
         ]
         by_kind: dict[str, list[OperatorSample]] = {}
         for row in zip(*columns):
             if any(isinstance(leaf, torch.Tensor) and leaf.numel() == 0 for leaf in tree_leaves(row[0].args)):
                 continue
-            by_kind.setdefault(_kind_of(row[0]), list(row))
+            kind = _kind_of(row[0]) + (_equal_sizes(row[0]) if by_sizes else "")
+            by_kind.setdefault(kind, list(row))
         kinds = list(by_kind.values())
         count = min(most, len(kinds))
         return [kinds[number * len(kinds) // count] for number in range(count)]
@@ -90,10 +121,22 @@ def _kind_of(sample: OperatorSample) -> str:
     words = []
     for leaf in tree_leaves((sample.args, sample.kwargs)):
         if isinstance(leaf, torch.Tensor):
-            words.append(f"{leaf.dtype}{[size == 1 for size in leaf.shape]}{leaf.is_contiguous()}")
+            words.append(f"{leaf.dtype}{[size == 1 for size in leaf.shape]}{_is_contiguous(leaf)}")
         else:
             words.append(repr(leaf))
     return f"{words}{sorted(sample.kwargs)}"
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool | str:
+    return tensor.is_contiguous() if tensor.layout == torch.strided else str(tensor.layout)
+
+
+def _equal_sizes(sample: OperatorSample) -> str:
+    """Which sizes of the tensors are the same, the first one being 0: ``[[0, 1], [1, 0]]`` for a matrix product."""
+    numbers: dict[int, int] = {}
+    leaves = tree_leaves((sample.args, sample.kwargs))
+    shapes = [leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return str([[numbers.setdefault(size, len(numbers)) for size in shape] for shape in shapes])
 
 
 @contextlib.contextmanager
@@ -138,6 +181,20 @@ def _database() -> list[Any]:
         if hasattr(module, "wrapper_set_seed"):
             module.wrapper_set_seed = _call
     return op_db
+
+
+def _takes_inplace(function: Callable[..., Any]) -> bool:
+    try:
+        return "inplace" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+@cache
+def _is_view(name: str) -> bool:
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    aliases = [result.alias_info for schema in schemas for result in schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -12,20 +12,15 @@ from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-# The only private part of torch's own tests that is needed here.
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from sbp.fake_world import fake_world
 
 RANKS = 4
 
 
 @pytest.fixture
 def world() -> Iterator[LocalTensorMode]:
-    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
-    try:
-        with LocalTensorMode(RANKS) as mode:
-            yield mode
-    finally:
-        dist.destroy_process_group()
+    with fake_world(RANKS), LocalTensorMode(RANKS) as mode:
+        yield mode
 
 
 @pytest.fixture

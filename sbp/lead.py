@@ -11,12 +11,14 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import launch
 from sbp import foreign
 from sbp._version import __version__
+from sbp.inplace.in_trials import identity
 from sbp.known import Known, KnownError, Usage, describe_stale, load_known
 from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
 from sbp.report import results
@@ -24,7 +26,7 @@ from sbp.results import FORMAT, ResultsError, ResultsWriter
 from sbp.select import SelectionError, compile_expression
 from sbp.session import Session, Verdict, WorldError, planned_trials
 from sbp.suites import DEFAULT, MODULES, is_users
-from sbp.terminal import Progressing, make_console, print_failures, print_summary, print_table
+from sbp.terminal import Progressing, make_console, print_failures, print_summary, print_table, print_writes
 from sbp.trial import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
 from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
 
@@ -178,22 +180,25 @@ def lead(job: Any, options: argparse.Namespace, command: str) -> int:
         if options.list:
             return list_trials(job, request)
         known = load_known(options.known)
-        before = read_before(options.resume) if options.resume else []
+        before, writes = read_before(options.resume) if options.resume else ([], [])
         with ResultsWriter(options.resume or options.results, append=bool(before)) as writer:
-            return Lead(job, options, request, known, writer, command, before).run()
+            return Lead(job, options, request, known, writer, command, before, writes).run()
     except (UsageError, PlacementError, KnownError, ResultsError, results.ResultsError) as error:
         return complain(str(error), USAGE)
     except WorldError as error:
         return complain(str(error), INCOMPLETE)
 
 
-def read_before(path: str) -> list[Verdict]:
-    """The verdicts of a run that is to be resumed. Raises sbp.report.results.ResultsError."""
+def read_before(path: str) -> tuple[list[Verdict], list[Mapping[str, Any]]]:
+    """The verdicts and in-place writes of a run that is to be resumed. Raises sbp.report.results.ResultsError."""
     verdicts: list[Verdict] = []
+    writes: list[Mapping[str, Any]] = []
     for record in results.read_records(path):
         if isinstance(record, results.Verdict):
             verdicts.append(Verdict.from_dict(record.raw))
-    return verdicts
+        elif isinstance(record, results.Inplace):
+            writes.append(record.raw)
+    return verdicts, writes
 
 
 def complain(line: str, code: int) -> int:
@@ -239,6 +244,7 @@ class Lead:
         writer: ResultsWriter,
         command: str,
         before: list[Verdict],
+        writes: list[Mapping[str, Any]],
     ) -> None:
         self.job = job
         self.options = options
@@ -250,6 +256,8 @@ class Lead:
         self.usage = Usage(known)
         # Of the run that is resumed: its trials are not run again, and count as if they had been.
         self.before = {verdict.trial.id: verdict for verdict in before}
+        # Each distinct in-place write once, as the first trial that has it tells it.
+        self.writes = {identity(write): write for write in writes}
         self.closing: dict[str, Any] = {}
         self.planned = 0
         self.stopped = ""
@@ -293,7 +301,7 @@ class Lead:
     def _session(self) -> Session:
         timeout = parse_time(self.options.timeout)
         if self.options.subject not in foreign.SUBJECTS:
-            return Session(self.job, timeout)
+            return Session(self.job, timeout, watch=self.options.watch)
         side = self.job.side("sbp.material:serve", {})
         return foreign.ForeignSession(self.job, timeout, side, self.request["offered"])
 
@@ -313,6 +321,9 @@ class Lead:
             record["known"] = reason
         self.verdicts.append(verdict)
         self.writer.write(record)
+        for write in verdict.writes:
+            if self.writes.setdefault(identity(write), write) is write:
+                self.writer.write(dict(write))
         return verdict
 
     def _run_record(self) -> dict[str, Any]:
@@ -384,6 +395,7 @@ class Lead:
             return run_command(trial, self.job.size, self.options.subject_python)
 
         print_failures(console, unexpected, command, "Failures")
+        print_writes(console, list(self.writes.values()))
         for line in describe_stale(self.known, stale):
             console.print(f"known failures: {line}", markup=False)
         print_summary(console, summary)

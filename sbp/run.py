@@ -80,6 +80,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--budget", metavar="TIME", help="stop starting trials after this long: --budget 60s, 5m, 1h")
     add("--timeout", metavar="TIME", default="60s", help="a trial's deadline: --timeout 60s (the default)")
+    add(
+        "--no-watch",
+        dest="watch",
+        action="store_false",
+        help="do not look for in-place writes to distributed tensors while the trials run",
+    )
     add("--known", metavar="FILE|none", help="known failures: --known my.toml (default: those that ship)")
     add("--results", metavar="FILE", help="write the verdicts as JSON lines: --results results.jsonl")
     add(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from sbp.inplace.in_trials import join
 from sbp.placement import Array, parse_mesh
 from sbp.trial import Trial
 from sbp.verdict.compare import Row
@@ -59,7 +60,10 @@ class WorldError(RuntimeError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one trial, as it goes into the results file."""
+    """The outcome of one trial, as it goes into the results file.
+
+    ``writes`` are the in-place writes that the watch tells of; they are records of their own, not part of this one.
+    """
 
     trial: Trial
     verdict: str
@@ -69,6 +73,7 @@ class Verdict:
     known: str | None = None
     flaky: bool = False
     largest_error: float = 0.0
+    writes: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
 
     @property
     def failed(self) -> bool:
@@ -149,10 +154,14 @@ class Session:
         timeout: a trial's deadline in seconds.
         backend: of torch.distributed.
         host: where the first rank's rendezvous listens; where all ranks reach it, without.
+        watch: look for in-place writes to distributed tensors while the trials run.
     """
 
-    def __init__(self, job: Job, timeout: float, backend: str = "gloo", host: str | None = None) -> None:
+    def __init__(
+        self, job: Job, timeout: float, backend: str = "gloo", host: str | None = None, watch: bool = True
+    ) -> None:
         self.job = job
+        self.watch: str | None = "lines" if watch else None
         self.timeout = timeout
         self.backend = backend
         self.host = host or job.address
@@ -189,7 +198,18 @@ class Session:
             again = self._run_once(trial)
             if again.verdict not in FAILURES:
                 return replace(verdict, flaky=True)
+        elif verdict.failed and verdict.writes:
+            return replace(verdict, writes=self._compare_writes(trial) or verdict.writes)
         return verdict
+
+    def _compare_writes(self, trial: Trial) -> Sequence[Mapping[str, Any]]:
+        """The writes of a failed trial once more, each compared with its out-of-place form, so that the line that
+        went wrong is named. The verdict is that of the trial as it is, which was without comparisons."""
+        usual, self.watch = self.watch, "compare"
+        try:
+            return self._run_once(trial).writes
+        finally:
+            self.watch = usual
 
     def _run_once(self, trial: Trial) -> Verdict:
         begin = time.monotonic()
@@ -200,10 +220,12 @@ class Session:
             self._check_world()
         seconds = time.monotonic() - begin
         self.timing.wall += seconds
-        return replace(verdict, seconds=seconds)
+        told = [reply.value.get("writes", ()) for reply in replies if reply.status == "ok"]
+        return replace(verdict, seconds=seconds, writes=join(told, trial.id))
 
     def _request(self, trial: Trial) -> dict[str, Any]:
-        return {"do": "trial", "trial": trial.to_dict()}
+        request = {"do": "trial", "trial": trial.to_dict()}
+        return {**request, "watch": self.watch} if self.watch is not None else request
 
     def _prepare(self, trial: Trial) -> None:
         """Have the ranks build the case and its reference first: what that takes (a database to import, a large

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from sbp.inplace.records import FAULTS, OUTCOMES
 from sbp.select import short_name
 from sbp.words import FAILURES, WORDS
 
@@ -156,6 +158,41 @@ def print_failures(
         console.print(Text(f"  {command(verdict.trial)}", style="dim"))
     if len(groups) > limit:
         console.print(Text(f"\nand {len(groups) - limit} more; --results FILE has them all"))
+
+
+def print_writes(console: Console, writes: Sequence[Mapping[str, Any]], limit: int = 20) -> None:
+    """The in-place writes that are silently wrong, one for each line, and how many lines there were in all."""
+    if not writes:
+        return
+    faults: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for write in writes:
+        if write["outcome"] in FAULTS:
+            faults.setdefault((write["file"], write["line"], write["outcome"]), []).append(write)
+    if faults:
+        console.print(Text("\nIn-place writes to distributed tensors that went wrong", style="bold"))
+    for (file, line, outcome), group in list(faults.items())[:limit]:
+        first = group[0]
+        where = f"{_shorter(file)}:{line}" + (f", in module {first['module']}" if first["module"] else "")
+        console.print(Text.assemble(f"\n{where}\n  ", (outcome, "bold red"), f": {first['source']}"))
+        console.print(Text(f"  {first['operator']}({first['placements']})"))
+        if first["message"]:
+            console.print(Text(f"  {first['message']}"))
+        if len(group) > 1:
+            console.print(Text(f"  the same under {len(group) - 1} more placements or in more modules"))
+        console.print(Text(f"  in {first['trial']}", style="dim"))
+    if len(faults) > limit:
+        console.print(Text(f"\nand {len(faults) - limit} more; --results FILE has them all"))
+    lines = len({(write["file"], write["line"]) for write in writes})
+    counts = Counter(write["outcome"] for write in writes)
+    words = ", ".join(f"{counts[word]} {word}" for word in OUTCOMES if counts[word])
+    console.print(
+        Text(f"\nin-place writes to distributed tensors at {lines} line{'s' * (lines != 1)}: {words}")
+    )
+
+
+def _shorter(file: str) -> str:
+    """The file relative to the working directory where it lies under it."""
+    return os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
 
 
 def print_summary(console: Console, summary: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from sbp.inplace.in_trials import watching
 from sbp.moves import REVERSED
 from sbp.oracle.reference import Reference, compute_reference
 from sbp.placement import parse_mesh
@@ -129,17 +130,21 @@ class Worker:
             torch.seed()
         REVERSED.set(trial.options.get("reversed_on") == self.rank)
         error: dict[str, Any] | None = None
+        # "lines" or "compare"; see sbp.inplace.in_trials.
+        watch = request.get("watch")
+        writes: list[dict[str, Any]] = []
         start = time.perf_counter()
         try:
-            subject.run(
-                case.program,
-                trial.case,
-                mesh,
-                trial.placements,
-                case.reference.cotangents,
-                observed,
-                suite.make_optimizer(trial),
-            )
+            with watching(watch is not None, watch == "compare", writes):
+                subject.run(
+                    case.program,
+                    trial.case,
+                    mesh,
+                    trial.placements,
+                    case.reference.cotangents,
+                    observed,
+                    suite.make_optimizer(trial),
+                )
         except Exception as raised:
             error = describe_error(raised)
         end = time.perf_counter()
@@ -158,13 +163,15 @@ class Worker:
         )
         if case.program.recipe.autocast is not None:
             rows = computed_in(rows, case.program.recipe.autocast)
-        answer = {
+        answer: dict[str, Any] = {
             "rows": [row.to_list() for row in rows],
             "subject_seconds": end - start,
             "harness_seconds": time.perf_counter() - end + start - begin,
         }
         if error is not None:
             answer["error"] = error
+        if writes:
+            answer["writes"] = writes
         return answer
 
     def do_details(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import torch
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SBP = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# What runs the trials is at the bottom of each stack there, and is nobody's code either.
+_LAUNCH = os.path.join(os.path.dirname(os.path.dirname(_SBP)), "launch") + os.sep
 _PYTHON = os.path.abspath(sysconfig.get_paths()["stdlib"]) + os.sep
 _PACKAGES = tuple(
     os.path.abspath(path) + os.sep for path in {sysconfig.get_paths()[key] for key in ("purelib", "platlib")}
@@ -69,7 +71,7 @@ def _kind(filename: str) -> tuple[str, str | None]:
             if part.startswith((prefix + "/", prefix + ".py")):
                 return _INSIDE, family
         return (_PLUMBING if part.startswith(_PLUMBING_PARTS) else _INSIDE), None
-    if filename.startswith(("<frozen", _SBP)):
+    if filename.startswith(("<frozen", _SBP, _LAUNCH)):
         return _SKIP, None
     if filename.startswith(_PYTHON) and not filename.startswith(_PACKAGES):
         return _SKIP, None

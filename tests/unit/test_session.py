@@ -191,3 +191,31 @@ def test_results_are_whole_lines_and_a_torn_one_is_cut_when_appending(tmp_path: 
         ResultsWriter(str(tmp_path / "missing" / "results.jsonl"))
     with pytest.raises(ValueError, match="JSON"):
         ResultsWriter(str(path)).write({"number": float("nan")})
+
+
+class WatchedJob(PlayedJob):
+    """Ranks that tell of a write, compared or not, as they were asked."""
+
+    def call(self, request: Any, *arguments: Any, **others: Any) -> list[Any]:
+        replies = super().call(request, *arguments, **others)
+        if request["do"] == "trial":
+            self.watched = [*getattr(self, "watched", []), request.get("watch")]
+            for reply in replies:
+                compared = request.get("watch") == "compare"
+                reply.value["writes"] = [{"file": "m.py", "line": 1, "outcome": "safe", "compared": compared}]
+        return replies
+
+
+def test_the_writes_of_a_failed_trial_are_compared_in_a_second_run() -> None:
+    job = WatchedJob(lambda number: [Reply(rank, value=answer(rank, 2.0)) for rank in range(4)], 2.0)
+    verdict = Session(job, 10).run(TRIAL)
+    assert job.watched == ["lines", "compare"]
+    assert verdict.verdict == "wrong value"
+    assert [(write["compared"], write["trial"]) for write in verdict.writes] == [(True, TRIAL.id)]
+    assert "writes" not in verdict.to_dict("")
+
+
+def test_the_writes_of_a_right_trial_are_not_compared() -> None:
+    job = WatchedJob(lambda number: [Reply(rank, value=answer(rank)) for rank in range(4)])
+    verdict = Session(job, 10).run(TRIAL)
+    assert (verdict.verdict, job.watched, len(verdict.writes)) == ("pass", ["lines"], 1)

@@ -6,10 +6,12 @@ import ctypes
 import os
 import platform
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 _SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
 # What a launcher tells its ranks; a worker that saw these would believe to be a rank of the launcher itself.
 _LAUNCHER_PREFIXES = (
     *("PMI_", "PMIX_", "PMI2_", "MPI_", "MPIEXEC_", "MPICH_", "HYDRA_", "HYDI_", "OMPI_", "PRTE_", "OPAL_"),
@@ -25,6 +27,37 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:  # it ended in between
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """From now on, processes below this one whose parent ends become children of this one, also those that left their
+    process group or session."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """The ids of this process's children, those that ended and were not waited for included."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+                found.update(map(int, file.read().split()))
+        except OSError:
+            continue
+    return found
+
+
+def end_children(kept: set[int], patience: float = 2.0) -> None:
+    """Kill the children that are not among ``kept``, and what they leave behind, until none is left."""
+    deadline = time.monotonic() + patience
+    while (others := children() - kept) and time.monotonic() < deadline:
+        for pid in others:
+            kill_group(pid)
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+        time.sleep(0.001)
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,10 @@ from typing import Any
 from launch.process import (
     Activity,
     activity,
+    adopt_orphans,
+    children,
     describe_end,
+    end_children,
     kill_group,
     sleeps_on_purpose,
     worker_environment,
@@ -123,6 +126,9 @@ class Supervisor:
         self._control: socket.socket | None = None
         self._output = _open_output(settings.output_directory, f"{log}.log")
         self._side_output = _open_output(settings.output_directory, f"{log}.side.log")
+        # A case may leave processes behind that are in no group of ours: they are found as orphans.
+        adopt_orphans()
+        self._others = children()
         if settings.fork:
             self._start_warm()
 
@@ -317,6 +323,7 @@ class Supervisor:
         """End all processes of this rank and remove its files."""
         self.drop_worker()
         self._stop_warm()
+        end_children(self._others)
         for file in (self._output, self._side_output):
             os.close(file)
 

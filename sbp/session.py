@@ -218,6 +218,9 @@ class Session:
         verdict = self._judge(trial, replies)
         if verdict.error is not None and all(reply.status == "ok" for reply in replies):
             self._check_world()
+        if any(reply.status == "ok" and reply.value.get("changed") for reply in replies):
+            # What this case changed in its processes must not reach the next one.
+            self.job.drop_world()
         seconds = time.monotonic() - begin
         self.timing.wall += seconds
         told = [reply.value.get("writes", ()) for reply in replies if reply.status == "ok"]

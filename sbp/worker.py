@@ -24,6 +24,7 @@ from sbp.inplace.in_trials import watching
 from sbp.moves import REVERSED
 from sbp.oracle.reference import Reference, compute_reference
 from sbp.placement import parse_mesh
+from sbp.process_state import changes, state
 from sbp.program import Program
 from sbp.subjects.dtensor import DTensorSubject, is_refusal
 from sbp.subjects.mpi import expect_mpi
@@ -129,6 +130,7 @@ class Worker:
         if trial.options.get("unseeded"):
             torch.seed()
         REVERSED.set(trial.options.get("reversed_on") == self.rank)
+        before = state()
         error: dict[str, Any] | None = None
         # "lines" or "compare"; see sbp.inplace.in_trials.
         watch = request.get("watch")
@@ -172,6 +174,8 @@ class Worker:
             answer["error"] = error
         if writes:
             answer["writes"] = writes
+        if changed := changes(before):
+            answer["changed"] = changed
         return answer
 
     def do_details(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1206,6 +1206,8 @@ def report_unknown_inplace(flow: Flow, site: Site) -> None:
     value = site.keywords.get("inplace")
     if value is None or value.const is not True:
         return
+    if site.arguments and not site.arguments[0].kinds & TENSOR:
+        return  # it works on something else in place, such as a module whose parts are to be fused
     owner = site.frame.owner
     if owner is not None and classes.is_module(owner):
         message = "a module made with `inplace=True` writes into its input whenever it is called"

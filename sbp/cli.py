@@ -24,6 +24,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("run", "sbp.run:main", "check modules and operators on the ranks (mpirun -n 4 sbp run ...)"),
     Command("lint", "sbp.inplace.lint.command:main", "find in-place operations on distributed tensors"),
     Command("signatures", "sbp.signatures_cli:main", "which SBP signatures are true for an operator"),
+    Command("audit", "sbp.audit_cli:main", "judge a subject's sharding rules, without ranks"),
     Command(
         "report", "sbp.report.command:main", "turn results into HTML, JUnit, SARIF, Markdown, annotations"
     ),

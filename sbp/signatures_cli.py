@@ -78,15 +78,10 @@ def _judge(options: argparse.Namespace) -> int:
     from sbp.suites.operator_database import operator_names
 
     names = operator_names()
-    wanted = names if options.all else []
-    for word in options.operators:
-        short = word.removeprefix("torch.")
-        found = [name for name in names if name == short or name.split(".")[-1] == short]
-        if not found:
-            near = difflib.get_close_matches(short, names, n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            return _complain(f"torch's operator database has no {word!r}{hint}")
-        wanted += [name for name in found if name not in wanted]
+    try:
+        wanted = names if options.all else choose_operators(options.operators, names)
+    except LookupError as error:
+        return _complain(str(error.args[0]))
     entries: dict[str, Any] = {}
     terminal = Console(stderr=True)
     for name, entry in judge_operators(wanted, options.processes, options.gradient):
@@ -108,6 +103,20 @@ def _judge(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return INCOMPLETE if failed and not options.all else OK
+
+
+def choose_operators(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The database's ``names`` that a user's words mean. Raises LookupError with one line for a user."""
+    wanted: list[str] = []
+    for word in words:
+        short = word.removeprefix("torch.")
+        found = [name for name in names if name == short or name.split(".")[-1] == short]
+        if not found:
+            near = difflib.get_close_matches(short, names, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise LookupError(f"torch's operator database has no {word!r}{hint}")
+        wanted += [name for name in found if name not in wanted]
+    return wanted
 
 
 def print_entry(console: Console, name: str, entry: Mapping[str, Any]) -> None:

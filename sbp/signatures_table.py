@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +104,17 @@ def judge_operators(
     gradient: bool = False,
     seconds: float = SECONDS,
     done: Callable[[int], None] | None = None,
+    judge: Callable[[str], dict[str, Any]] | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Judge many operators in parallel.
+
+    Args:
+        names: of the operators.
+        processes: how many operators at a time; all cores without it.
+        gradient: also the signatures of gradients.
+        seconds: how long one operator may take.
+        done: called with how many are done.
+        judge: makes the entry of one operator; without it :func:`judge_operator` does.
 
     Yields: the name and entry of each as it becomes known. The entry of one that failed holds ``error`` alone.
     """
@@ -116,7 +126,9 @@ def judge_operators(
 
     def start() -> None:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, gradient), daemon=True)
+        process = context.Process(
+            target=_serve, args=(theirs, judge or partial(judge_operator, gradient=gradient)), daemon=True
+        )
         process.start()
         theirs.close()
         running.append(_Process(process, ours))
@@ -171,7 +183,7 @@ def judge_operators(
             worker.process.kill()
 
 
-def _serve(connection: Any, gradient: bool) -> None:
+def _serve(connection: Any, judge: Callable[[str], dict[str, Any]]) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -182,7 +194,7 @@ def _serve(connection: Any, gradient: bool) -> None:
         except EOFError:
             return
         try:
-            entry = judge_operator(name, gradient)
+            entry = judge(name)
         except Exception as error:
             entry = {"error": f"{type(error).__name__}: {error}"[:300]}
         connection.send(entry)

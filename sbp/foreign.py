@@ -8,7 +8,10 @@ does to its own memory.
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +30,8 @@ from sbp.verdict.compare import Observed, Row, compare_all
 from sbp.verdict.judge import Judgement
 
 _KEPT_CASES = 64
+# How somebody names a subject of their own.
+_ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # Building a case and its reference may need to import a database first.
 _PATIENCE = 180.0
 # A few roundings of float32.
@@ -67,15 +72,23 @@ class _Alone:
     values: Mapping[str, _Expected] = field(default_factory=dict)
 
 
-def settings(name: str, python: str, seed: int) -> launch.Settings:
-    """How the workers of that subject are started."""
-    subject = SUBJECTS[name]
+def find(name: str) -> ForeignSubject | None:
+    """The subject of that name, or the one that ``module:Class`` names; None for anything else."""
+    if name in SUBJECTS:
+        return SUBJECTS[name]
+    return ForeignSubject(name) if _ENTRY.fullmatch(name) else None
+
+
+def settings(name: str, python: str | None, seed: int) -> launch.Settings:
+    """How the workers of that subject are started: by this interpreter where no other is given."""
+    subject = find(name)
+    assert subject is not None
     environment = {"SBP_SUBJECT": subject.entry, **(subject.environment or {})}
     return launch.Settings(
         entry="sbp.subjects.foreign:start",
         preload=("numpy", *subject.preload),
         seed=seed,
-        python=python,
+        python=python or sys.executable,
         environment=environment,
         waiting_files=subject.waiting_files,
     )
@@ -88,7 +101,9 @@ def offers(subject: ForeignSubject, python: str) -> dict[str, Any]:
     """
     module = subject.entry.partition(":")[0]
     script = f"import json, {module} as subject; print(json.dumps(subject.offers()))"
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    own = str(Path(__file__).resolve().parent.parent)
+    paths = os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH"))))
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths}
     try:
         ended = subprocess.run(
             [python, "-c", script], capture_output=True, text=True, timeout=120, env=environment, check=False
@@ -161,8 +176,7 @@ class ForeignSession(Session):
         if trial.options.get("mode") == "local":
             return _Alone()
         if case not in self._without_distribution:
-            options = {**trial.options, "mode": "local"}
-            verdict = self._run_prepared(replace(trial, placements={}, options=options))
+            verdict = self._run_prepared(trial.on_one_device())
             found = _Alone()
             if verdict.error is not None:
                 found = _Alone(f"nor does it on one device: {verdict.error['message'].strip()[-500:]}")
@@ -254,7 +268,9 @@ def _on_one_device(verdict: Verdict) -> Verdict:
 
 def _case_of(trial: Trial) -> str:
     """What trials with the same material have in common."""
-    options = sorted((name, value) for name, value in trial.options.items() if name != "mode")
+    options = sorted(
+        (name, value) for name, value in trial.options.items() if name not in ("mode", "unseeded")
+    )
     return f"{trial.suite}/{trial.case}/{trial.kind}/{options}/{trial.dtype}"
 
 

@@ -49,7 +49,7 @@ def make_settings(options: argparse.Namespace) -> launch.Settings:
     Raises UsageError.
     """
     check_options(options)
-    if options.subject in foreign.SUBJECTS:
+    if foreign.find(options.subject) is not None:
         return foreign.settings(options.subject, options.subject_python, options.seed)
     return launch.Settings(
         entry="sbp.worker:start",
@@ -67,8 +67,10 @@ def check_options(options: argparse.Namespace) -> None:
     for suite in options.suite or []:
         if suite not in MODULES:
             raise UsageError(f"there is no suite {suite!r}; there are: {', '.join(MODULES)}")
-    if options.subject not in SUBJECTS:
-        raise UsageError(f"there is no subject {options.subject!r}; there are: {', '.join(SUBJECTS)}")
+    if options.subject not in SUBJECTS and foreign.find(options.subject) is None:
+        raise UsageError(
+            f"there is no subject {options.subject!r}; there are: {', '.join(SUBJECTS)}, and module:Class for one's own"
+        )
     for dtype in options.dtype or []:
         if dtype not in DTYPES:
             raise UsageError(f"{dtype!r} is not a dtype to test; there are: {', '.join(DTYPES)}")
@@ -175,8 +177,9 @@ def lead(job: Any, options: argparse.Namespace, command: str) -> int:
     """Run everything and return the exit code. Bad input and a world that cannot be made are one line on stderr."""
     try:
         request = planning_request(options, job.size)
-        if options.subject in foreign.SUBJECTS:
-            request["offered"] = foreign.offers(foreign.SUBJECTS[options.subject], options.subject_python)
+        subject = foreign.find(options.subject)
+        if subject is not None:
+            request["offered"] = foreign.offers(subject, options.subject_python or sys.executable)
         if options.list:
             return list_trials(job, request)
         known = load_known(options.known)
@@ -300,7 +303,7 @@ class Lead:
 
     def _session(self) -> Session:
         timeout = parse_time(self.options.timeout)
-        if self.options.subject not in foreign.SUBJECTS:
+        if foreign.find(self.options.subject) is None:
             return Session(self.job, timeout, watch=self.options.watch)
         side = self.job.side("sbp.material:serve", {})
         return foreign.ForeignSession(self.job, timeout, side, self.request["offered"])

@@ -108,9 +108,9 @@ def _without_distribution(trials: list[Trial]) -> list[Trial]:
     """One trial for each way in which a case is run: what the subject makes of it on one device."""
     found: dict[tuple[Any, ...], Trial] = {}
     for trial in trials:
-        options = {**trial.options, "mode": "local"}
-        key = (trial.case, trial.kind, trial.dtype, tuple(sorted(options.items())))
-        found.setdefault(key, replace(trial, placements={}, options=options))
+        alone = trial.on_one_device()
+        key = (alone.case, alone.kind, alone.dtype, tuple(sorted(alone.options.items())))
+        found.setdefault(key, alone)
     return list(found.values())
 
 

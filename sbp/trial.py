@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 DEFAULT_DTYPE = "float64"
@@ -40,6 +40,12 @@ class Trial:
     dtype: str = DEFAULT_DTYPE
     device: str = DEFAULT_DEVICE
     subject: str = "dtensor"
+
+    def on_one_device(self) -> Trial:
+        """The same without any distribution: each rank alone, so that ranks which did not agree on a seed do not
+        matter."""
+        options = {name: value for name, value in self.options.items() if name != "unseeded"}
+        return replace(self, placements={}, options={**options, "mode": "local"})
 
     @property
     def id(self) -> str:

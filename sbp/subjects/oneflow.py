@@ -33,7 +33,7 @@ _KEPT_NAMES = {"momentum_buf": "momentum_buffer"}
 # What a message says that refuses.
 _REFUSED = re.compile(
     r"not support|unsupported|unimplement|not implemented|only supports?\b|can ?not|not allowed|please|"
-    r"should be [a-z]+ only|has no rule for",
+    r"should be [a-z]+ only|has no rule for|available sbp signature|empty sbp signature after filtering",
     re.IGNORECASE,
 )
 # How OneFlow says that no signature of an operator takes its inputs as they lie, in protobuf's text format.

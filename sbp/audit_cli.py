@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     add("subject", choices=["dtensor"], help="whose rules")
     add("operators", nargs="*", metavar="OP", help="names of torch's operator database; all without one")
     add("--json", metavar="FILE", help="also write the findings to FILE")
+    add("--markdown", action="store_true", help="print the unsound rules as a table for a README")
     add("--processes", type=int, metavar="N", help="how many operators at a time; all cores without it")
     add("--seconds", type=float, default=SECONDS, metavar="T", help=f"for one operator ({SECONDS:g})")
     try:
@@ -71,7 +72,10 @@ def main(argv: Sequence[str]) -> int:
                 json.dump(audit, file, indent=1)
         except OSError as error:
             return _complain(f"cannot write {options.json}: {error.strerror or error}")
-    print_audit(Console(highlight=False, soft_wrap=True), audit["operators"])
+    if options.markdown:
+        print("\n".join(markdown_table(audit["operators"])))
+    else:
+        print_audit(Console(highlight=False, soft_wrap=True), audit["operators"])
     if any(entry.get("unsound") for entry in entries.values()):
         return FAILED
     return INCOMPLETE if any("error" in entry for entry in entries.values()) else OK
@@ -102,6 +106,23 @@ def print_audit(console: Console, operators: Mapping[str, Any]) -> None:
         f"{len(operators)} operators, {judged} claims judged: {unsound} operators with unsound rules, "
         f"{failed} could not be judged"
     )
+
+
+def markdown_table(operators: Mapping[str, Any]) -> list[str]:
+    """The unsound rules as lines of Markdown, each rule and kind of fault once, with the first example."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for entry in operators.values():
+        for finding in entry.get("unsound", ()):
+            groups.setdefault((finding["rule"], finding["kind"]), []).append(finding)
+    lines = ["| rule | fault | placements | such as | call |", "| --- | --- | --- | --- | --- |"]
+    for (rule, kind), findings in sorted(groups.items()):
+        first = findings[0]
+        example = f"{', '.join(first['inputs'])} -> {', '.join(first['claims'])}"
+        call = first["call"].replace("|", "\\|")
+        lines.append(
+            f"| `{rule}` | {kind} | {len(findings)} | `{example}` | `{call}`, mesh of {first['mesh']} |"
+        )
+    return lines
 
 
 def describe_unsound(finding: Mapping[str, Any]) -> str:

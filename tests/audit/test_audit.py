@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sbp.audit import audit_calls, traffic
-from sbp.audit_cli import main
+from sbp.audit_cli import main, markdown_table
 from sbp.audit_dtensor import ask, dispatched
 from sbp.oracle.calls import Call
 from sbp.placement import B, P, S
@@ -32,6 +32,13 @@ def test_fill_keeps_partial() -> None:
     entry = audit(torch.Tensor.fill_, matrix(4, 4), 3.0, written=(0,))
     assert ("aten.fill_.Scalar", "P", "wrong result") in unsound(entry)
     assert not any(lie in ("B", "S(0)", "S(1)", "P(avg)") for _, lie, _ in unsound(entry))
+
+
+def test_markdown_tells_a_rule_once() -> None:
+    entry = audit(torch.Tensor.fill_, matrix(4, 4), 3.0, written=(0,))
+    lines = markdown_table({"fill": entry, "again": entry, "broken": {"error": "it died"}})
+    assert len(lines) == 3
+    assert lines[2].startswith("| `aten.fill_.Scalar` | wrong result |") and "`P -> P`" in lines[2]
 
 
 def test_hardswish_in_place_writes_to_a_copy() -> None:

@@ -752,6 +752,9 @@ def tensor_method(
     if name == "type" and not site.arguments:
         return TEXT_VALUE
     many = kind == "tensors" or (kind == "mixed" and returns_several(name, site))
+    if name in MAY_COPY and base.level == CERTAIN and base.marks & LOCAL and site.values():
+        # On another device or in another dtype it is a copy: then a write to it reaches no distributed tensor.
+        return Value(TENSOR, min(frame.context, LIKELY), KNOWN)
     if name in flow.api.views:
         changes: dict[str, Any] = {"split": base.split if name in KEEPS_SPLIT else None, "sure": sure}
         if not base.kinds & TENSOR:
@@ -768,6 +771,7 @@ def tensor_method(
     return result
 
 
+MAY_COPY = frozenset({"to", "cpu", "cuda"})
 KEEPS_SPLIT = frozenset(
     {"detach", "contiguous", "alias", "to", "float", "double", "half", "bfloat16", "requires_grad_"}
 )

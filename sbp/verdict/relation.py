@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from sbp.placement import (
 
 # A relation counts as found when it explains all but this part of the result's norm.
 _EXPLAINED = 1e-9
+# Shifts are tried up to so many places.
+_LONGEST_SHIFT = 4
+# Above this n, n/(n-1) says nothing: any factor near 1 is one.
+_LARGEST_COUNT = 4096
 
 
 def describe_difference(
@@ -107,9 +112,61 @@ def _explain_from_pieces(
     square = len(shape) >= 2 and shape[-1] == shape[-2]
     if square and all(_close(np.swapaxes(held[rank], -1, -2), due[rank]) for rank in off):
         return "transposed"
+    pairs = [(held[rank], due[rank]) for rank in off]
+    moved = _moved(pairs)
+    if moved is not None:
+        return moved
     same = [np.sort(held[rank].reshape(-1)) for rank in off], [np.sort(due[rank].reshape(-1)) for rank in off]
     if all(_close(one, other) for one, other in zip(*same, strict=True)) and held[first].size > 1:
         return "the right numbers in other places"
+    return _only_at_the_end(pairs)
+
+
+def _moved(pairs: list[tuple[Array, Array]]) -> str | None:
+    """Blocks of a dimension in another order, or all of it shifted, the same way on all the ranks."""
+    shape = pairs[0][0].shape
+    if any(one.shape != shape or other.shape != shape for one, other in pairs):
+        return None
+    for dim, extent in enumerate(shape):
+        for count in (2, 3, 4):
+            if extent == 0 or extent % count:
+                continue
+            for order in permutations(range(count)):
+                if all(_close(one, _reordered(other, dim, order)) for one, other in pairs):
+                    return f"the {count} blocks along dim {dim} in the order {_list(order)}"
+        for step in range(1, min(extent, _LONGEST_SHIFT + 1)):
+            for signed in (step, -step):
+                if all(_close(one, np.roll(other, signed, dim)) for one, other in pairs):
+                    return f"shifted by {signed:+d} along dim {dim}, the end put at the other side"
+                kept = slice(signed, None) if signed > 0 else slice(None, signed)
+                source = slice(None, -signed) if signed > 0 else slice(-signed, None)
+                # One row that fits may be chance; two are not.
+                if extent - step >= 2 and all(
+                    _close(np.moveaxis(one, dim, 0)[kept], np.moveaxis(other, dim, 0)[source])
+                    for one, other in pairs
+                ):
+                    return f"shifted by {signed:+d} along dim {dim}"
+    return None
+
+
+def _reordered(array: Array, dim: int, order: Sequence[int]) -> Array:
+    blocks = np.split(array, len(order), dim)
+    return np.concatenate([blocks[block] for block in order], dim)
+
+
+def _only_at_the_end(pairs: list[tuple[Array, Array]]) -> str | None:
+    """Whether all that is wrong lies in the last part of a dimension, where padding would be."""
+    shape = pairs[0][0].shape
+    if any(one.shape != shape or other.shape != shape for one, other in pairs):
+        return None
+    for dim, extent in enumerate(shape):
+        right = 0
+        while right < extent and all(
+            _close(np.moveaxis(one, dim, 0)[right], np.moveaxis(other, dim, 0)[right]) for one, other in pairs
+        ):
+            right += 1
+        if 0 < extent - right <= extent // 2:
+            return f"wrong only in the last {extent - right} of {extent} along dim {dim} (padding?)"
     return None
 
 
@@ -142,6 +199,14 @@ def _factor_words(factor: complex | float, mesh: Mesh) -> str:
     rounded = round(value)
     if rounded and abs(value - rounded) < 1e-6 and np.real(factor) > 0:
         return f"{rounded} x the reference"
+    if 1 < value < 2 and np.real(factor) > 0:
+        count = round(value / (value - 1))
+        if 3 <= count <= _LARGEST_COUNT and abs(value - count / (count - 1)) < 1e-9:
+            return f"{count}/{count - 1} x the reference (unbiased instead of biased, over {count} values?)"
+    if 0.5 < value < 1 and np.real(factor) > 0:
+        count = round(1 / (1 - value))
+        if 3 <= count <= _LARGEST_COUNT and abs(value - (count - 1) / count) < 1e-9:
+            return f"{count - 1}/{count} of the reference (biased instead of unbiased, over {count} values?)"
     return f"{factor:.6g} x the reference"
 
 

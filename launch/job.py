@@ -180,6 +180,9 @@ class _Relay:
             return self.request(message["number"], message["request"])
         if what == "look":
             return self.look()
+        if what == "prepare":
+            self.supervisor.prepare()
+            return None
         if what == "stop":
             if self.number != message["number"]:
                 return None  # answered already; that answer is on its way
@@ -423,6 +426,10 @@ class Job:
     def drop_world(self) -> None:
         """Have the next call start new workers."""
         self._world_alive = False
+
+    def prepare(self) -> None:
+        """Have every rank prepare what its settings leave for later, beside whatever else goes on."""
+        self._tell_all({"what": "prepare"})
 
     def side(self, entry: str, argument: Any) -> Side:
         """Start one more process on rank 0: it runs ``entry(argument, connection)``."""

@@ -47,7 +47,7 @@ class Settings:
         entry: ``package.module:function``; called in each worker with its WorkerContext, it returns the handler of
             requests.
         preload: the modules that are imported once, before workers are forked.
-        preload_later: modules, or ``module:function`` to call, that are prepared once the first worker is at work.
+        preload_later: modules, or ``module:function`` to call; prepared when the job says so (:meth:`Job.prepare`).
         seed: of the workers' hash seeds, which differ from rank to rank and are the same in every run.
         python: another interpreter for the workers; None for this one.
         fork: False for workers that are fresh interpreters each time (for libraries that cannot be forked).
@@ -122,6 +122,7 @@ class Supervisor:
         self.rank = rank
         self.worker: Worker | None = None
         self._ends: dict[int, int] = {}
+        self._preparing = False
         self._warm: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._output = _open_output(settings.output_directory, f"{log}.log")
@@ -213,7 +214,18 @@ class Supervisor:
             if attempt == 1:  # the warm process died: a new one takes over
                 self._stop_warm()
                 self._start_warm()
+                if self._preparing:
+                    self.prepare()
         raise WarmFailure("the process that forks workers does not answer")
+
+    def prepare(self) -> None:
+        """Have the warm process prepare what was left for later, while nobody needs it."""
+        self._preparing = True
+        if self._control is not None:
+            try:
+                self._control.send(encode({"kind": "prepare"}))
+            except OSError:
+                pass  # it died; the one that takes over is told
 
     def _answer(self, timeout: float) -> dict[str, Any] | None:
         """The answer to a fork request; None where the warm process is gone or silent. Notes ends on the way."""

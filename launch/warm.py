@@ -2,7 +2,7 @@
 
 Started as ``python -m launch.warm CONTROL PRELOAD... [-- LATER...]`` by the rank's supervisor. Requests come over the
 inherited socket CONTROL, each with the file descriptors that the new process is to have. What stands after ``--`` is
-prepared once the first worker has been forked, so that it is there for the next without holding up the first.
+prepared when the supervisor says so, so that it is there for later workers without holding up the first.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _serve(control: socket.socket, failure: str, later: list[str]) -> None:
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    forked = False
+    wanted = False
     while True:
         # Prepared while nobody asks for anything.
-        preparing = forked and later
+        preparing = wanted and later
         readable, _, _ = select.select([control.fileno(), wakeup], [], [], _BREATH if preparing else None)
         if preparing and not readable:
             _prepare(later.pop(0))
@@ -72,6 +72,9 @@ def _serve(control: socket.socket, failure: str, later: list[str]) -> None:
         if not data:
             return
         request = decode(data)
+        if request["kind"] == "prepare":
+            wanted = True
+            continue
         if failure:
             answer: dict[str, Any] = {"failure": failure}
         else:
@@ -83,7 +86,6 @@ def _serve(control: socket.socket, failure: str, later: list[str]) -> None:
                 control.close()
                 _become(request, files)
             answer = {"pid": pid}
-            forked = True
         for file in files:
             os.close(file)
         control.sendall(encode(answer))

@@ -274,6 +274,7 @@ class Lead:
         self.writer.write(self._run_record())
         budget = parse_time(self.options.budget) if self.options.budget else None
         progress = Progressing(console)
+        prepared = False
         try:
             for item in planned_trials(side, 600):
                 if not isinstance(item, Trial):
@@ -288,6 +289,10 @@ class Lead:
                 done = self.before.get(item.id)
                 if done is None:
                     progress.add(self._one(session, item))
+                    if not prepared:
+                        # Not before the first verdict is there, which it would hold up.
+                        self.job.prepare()
+                        prepared = True
                 else:
                     self._take_over(done)
         except KeyboardInterrupt:

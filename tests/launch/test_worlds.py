@@ -207,7 +207,7 @@ def test_the_verdicts_of_two_hosts_are_those_of_one(two_hosts: dict[str, str], t
     pytest.importorskip("torch")
     mpirun = find_mpirun()
     assert mpirun is not None
-    case = ["Linear(8,12):4x8", "MSELoss(mean):8x4", "--level", "quick", "--mesh", "4", "--known", "none"]
+    case = ["Linear(8,12):4x8", "MSELoss(mean):8x4", "--mesh", "4", "--known", "none"]
     found = []
     for name, start in (("two", mpirun_on(two_hosts, tmp_path)), ("one", [mpirun, "-n", "4"])):
         path = tmp_path / f"{name}.jsonl"
@@ -230,7 +230,7 @@ def test_the_verdicts_under_torchrun_and_without_mpi_are_those_of_mpirun(tmp_pat
         "torchrun": torchrun,
         "spawned": [sys.executable, "-c", SPAWN, "4"],
     }
-    case = ["Linear(8,12):4x8", "MSELoss(mean):8x4", "--level", "quick", "--mesh", "4", "--known", "none"]
+    case = ["Linear(8,12):4x8", "MSELoss(mean):8x4", "--mesh", "4", "--known", "none"]
     found = {}
     for name, start in starts.items():
         path = tmp_path / f"{name}.jsonl"

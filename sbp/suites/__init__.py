@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from sbp.execute import MakeOptimizer
     from sbp.plan import PlanOptions
+    from sbp.program import Program
     from sbp.trial import Trial
-from sbp.program import Program
 
 # Suite name -> the module that holds it. Imported when it is asked for: some need torch's test databases, which
 # take seconds to import.

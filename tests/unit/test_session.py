@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,3 +221,9 @@ def test_the_writes_of_a_right_trial_are_not_compared() -> None:
     job = WatchedJob(lambda number: [Reply(rank, value=answer(rank)) for rank in range(4)])
     verdict = Session(job, 10).run(TRIAL)
     assert (verdict.verdict, job.watched, len(verdict.writes)) == ("pass", ["lines"], 1)
+
+
+def test_the_leading_rank_imports_no_torch() -> None:
+    # It would do so on every rank, before anything else, and would be in the process that no trial may take down.
+    code = "import sbp.run, sbp.lead, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -26,7 +26,6 @@ from sbp.results import FORMAT, ResultsError, ResultsWriter
 from sbp.select import SelectionError, compile_expression
 from sbp.session import Session, Verdict, WorldError, planned_trials
 from sbp.suites import DEFAULT, MODULES, is_users
-from sbp.terminal import Progressing, make_console, print_failures, print_summary, print_table, print_writes
 from sbp.trial import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
 from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
 
@@ -36,7 +35,14 @@ DTYPES = ("float64", "float32", "bfloat16", "float16", "complex128")
 # The placements of a case on one mesh that each level tries at most.
 ROWS = {"quick": 2, "default": 4, "full": None}
 # DTensor imports torch._dynamo with the first operator; here it is imported once, before the forks.
-PRELOAD = ("numpy.random", "torch", "torch.distributed.tensor", "torch._dynamo", "sbp.worker")
+PRELOAD = (
+    "numpy.random",
+    "torch",
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "sbp.worker",
+    "sbp.inplace.watch",
+)
 
 
 # The databases take seconds to import: while the first trials run, and once for all workers that follow.
@@ -267,6 +273,9 @@ class Lead:
 
     def run(self) -> int:
         begin = time.monotonic()
+        # Imported here, since the other ranks need none of it.
+        from sbp.terminal import Progressing, make_console
+
         console = make_console()
         # The planner first: it plans while the ranks make their world.
         side = self.job.side("sbp.planner:serve", self.request)
@@ -371,6 +380,8 @@ class Lead:
         )
 
     def _finish(self, console: Any, session: Session, seconds: float) -> int:
+        from sbp.terminal import print_failures, print_summary, print_table, print_writes
+
         unexpected = [verdict for verdict in self.verdicts if verdict.failed and verdict.known is None]
         known = sum(1 for verdict in self.verdicts if verdict.known is not None)
         in_budget = self.stopped.startswith("the budget")

@@ -48,6 +48,10 @@ _NORM_OPTIONS: dict[str, dict[str, Any]] = {
     ",momentum=0.3": {"momentum": 0.3},
     ",track_running_stats=False": {"track_running_stats": False},
 }
+# The lightest rules first: a run's first verdict waits for them.
+_add("Linear(8,12):4x8", lambda: _call(nn.Linear(8, 12), _randn(4, 8)))
+_add("Linear(6,10):5x3x6", lambda: _call(nn.Linear(6, 10), _randn(5, 3, 6)))
+
 for _mode in ("train", "eval"):
     for _words, _options in _NORM_OPTIONS.items():
         for _name, _module, _shape in (
@@ -226,8 +230,6 @@ class ResNetBlock(nn.Module):
         return nn.functional.relu(self.bn2(self.conv2(hidden)) + self.shortcut(input))
 
 
-_add("Linear(8,12):4x8", lambda: _call(nn.Linear(8, 12), _randn(4, 8)))
-_add("Linear(6,10):5x3x6", lambda: _call(nn.Linear(6, 10), _randn(5, 3, 6)))
 _add("Conv2d(4,8,3,padding=1):4x4x8x8", lambda: _call(nn.Conv2d(4, 8, 3, padding=1), _randn(4, 4, 8, 8)))
 _add(
     "Conv2d(4,4,3,groups=4):4x4x6x5",

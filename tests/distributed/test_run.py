@@ -262,7 +262,10 @@ def test_an_interrupted_run_keeps_what_it_has_and_says_so(tmp_path: Path, number
         text=True,
     )
     deadline = time.monotonic() + 120
-    while not (path.exists() and path.read_text().count('"kind": "verdict"') > 3) and time.monotonic() < deadline:
+    while (
+        not (path.exists() and path.read_text().count('"kind": "verdict"') > 3)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.2)
     process.send_signal(number)
     process.communicate(timeout=60)

@@ -185,7 +185,10 @@ def test_a_killed_supervisor_ends_the_job(tmp_path: Path, rank: int) -> None:
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 60
-    while not (path.exists() and path.read_text().count('"kind": "verdict"') > 3) and time.monotonic() < deadline:
+    while (
+        not (path.exists() and path.read_text().count('"kind": "verdict"') > 3)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     [supervisor] = [
         int(entry.name)

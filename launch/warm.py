@@ -34,6 +34,8 @@ def main() -> None:
     if "--" in first:
         cut = first.index("--")
         first, later = first[:cut], first[cut + 1 :]
+    # Imports make a great many objects and hardly any garbage: collecting meanwhile would take a fifth of their time.
+    gc.disable()
     for module in first:
         try:
             importlib.import_module(module)
@@ -41,8 +43,8 @@ def main() -> None:
             failure = f"{module} could not be imported: {type(error).__name__}: {error}"
             break
     # What is imported stays for ever: forked children must not copy its pages only to count references.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     _serve(control, failure, later)
 
 
@@ -100,6 +102,8 @@ def _prepare(name: str) -> None:
             importlib.import_module(name)
     except BaseException:
         return
+    # There is time now, so the first imports' garbage goes as well.
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 

@@ -30,6 +30,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("diff", "sbp.report.diff:main", "compare two runs trial by trial"),
     Command("merge", "sbp.report.merge:main", "put the shards of a run together"),
+    Command("speed", "sbp.speed.command:main", "time models on one device against parallel plans"),
     Command("doctor", "sbp.doctor:main", "what is here to run ranks with, and what is wrong with it"),
     Command("known", "sbp.known_command:main", "check and update a file of known failures"),
 )

@@ -67,10 +67,13 @@ def _serve(control: socket.socket, failure: str, later: list[str]) -> None:
                 os.read(wakeup, 4096)
             except BlockingIOError:
                 pass
-        _report_ends(control)
-        if control.fileno() not in readable:
-            continue
-        data, files, _, _ = socket.recv_fds(control, _MOST, 4)
+        try:
+            _report_ends(control)
+            if control.fileno() not in readable:
+                continue
+            data, files, _, _ = socket.recv_fds(control, _MOST, 4)
+        except ConnectionError:  # the supervisor has gone, with messages unread
+            return
         if not data:
             return
         request = decode(data)
@@ -90,7 +93,10 @@ def _serve(control: socket.socket, failure: str, later: list[str]) -> None:
             answer = {"pid": pid}
         for file in files:
             os.close(file)
-        control.sendall(encode(answer))
+        try:
+            control.sendall(encode(answer))
+        except ConnectionError:
+            return
 
 
 def _prepare(name: str) -> None:

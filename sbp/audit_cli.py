@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from sbp.escape import complain
 from sbp.signatures_cli import choose_operators
 from sbp.signatures_table import judge_operators
-from sbp.usage import FAILED, INCOMPLETE, OK, USAGE
+from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, Parser, at_least_one, parse_time
 
 EXAMPLES = """\
 examples:
@@ -31,7 +31,7 @@ SECONDS = 60.0
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp audit",
         description="Judge a subject's sharding rules by what is true, without ranks.",
         epilog=EXAMPLES,
@@ -42,8 +42,13 @@ def main(argv: Sequence[str]) -> int:
     add("operators", nargs="*", metavar="OP", help="names of torch's operator database; all without one")
     add("--json", metavar="FILE", help="also write the findings to FILE")
     add("--markdown", action="store_true", help="print the unsound rules as a table for a README")
-    add("--processes", type=int, metavar="N", help="how many operators at a time; all cores without it")
-    add("--seconds", type=float, default=SECONDS, metavar="T", help=f"for one operator ({SECONDS:g})")
+    add(
+        "--processes",
+        type=at_least_one,
+        metavar="N",
+        help="how many operators at a time; all cores without it",
+    )
+    add("--seconds", type=parse_time, default=SECONDS, metavar="T", help=f"for one operator ({SECONDS:g})")
     try:
         options = parser.parse_args(list(argv))
     except SystemExit as stop:
@@ -156,5 +161,4 @@ def describe_missing(missing: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _complain(line: str) -> int:
-    print(f"sbp audit: {line}", file=sys.stderr)
-    return USAGE
+    return complain("sbp audit", line, USAGE)

@@ -47,6 +47,9 @@ def overview() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code: 2 when there is no such subcommand."""
+    from sbp.escape import complain, print_whatever_comes
+
+    print_whatever_comes()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
@@ -63,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int | None = getattr(import_module(module), function)(rest)
             return code or 0
     names = ", ".join(command.name for command in COMMANDS)
-    print(f"sbp: no command {name!r}; the commands are {names}", file=sys.stderr)
-    return USAGE
+    return complain("sbp", f"no command {name!r}; the commands are {names}", USAGE)
 
 
 if __name__ == "__main__":

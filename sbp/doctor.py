@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launch.spawn import find_mpirun
+from sbp.usage import Parser
 
 OK, WRONG = 0, 1
 # What one rank was seen to take at most on the built-in suite (CPU), in GiB, rounded up.
@@ -202,7 +202,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what was found; the exit code is 1 where something is wrong."""
-    parser = argparse.ArgumentParser(prog="sbp doctor", description=__doc__)
+    parser = Parser(prog="sbp doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
     options = parser.parse_args(argv)
     found = [check() for check in CHECKS]

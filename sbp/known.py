@@ -43,6 +43,10 @@ _MESH = re.compile(r"\d+(x\d+)*")
 _DTYPE_OR_DEVICE = re.compile(r"b?float\d+|complex\d+|cuda.*")
 
 
+# Longer than any such file; what never ends, such as /dev/zero, must not be read for ever.
+_MOST = 16 << 20
+
+
 class KnownError(ValueError):
     """A known-failures file that cannot be read; one line that says where and what to do."""
 
@@ -267,14 +271,24 @@ def _scopes(name: str) -> set[str]:
 def load(path: str | Path, torch_version: str | None = None) -> Known:
     """Read a file of known failures. Raises KnownError with one line that says where and what to do."""
     path = Path(path)
+    text = read_text(path)
+    data = _parse_toml(text, path)
+    return Known(path, tuple(read_entries(data, text, path)), torch_version)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of known failures, not yet understood. Raises KnownError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MOST + 1)
+        if len(content) > _MOST:
+            raise KnownError(f"{path} is longer than {_MOST >> 20} MiB; known failures are a TOML file")
+        text = content.decode("utf-8").replace("\r\n", "\n")
     except OSError as error:
         raise KnownError(f"cannot read known failures from {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise KnownError(f"{path} is not UTF-8 text; known failures are a TOML file") from error
-    data = _parse_toml(text, path)
-    return Known(path, tuple(read_entries(data, text, path)), torch_version)
+    return text
 
 
 def load_known(option: str | None) -> Known:
@@ -299,14 +313,13 @@ def _parse_toml(text: str, path: Path) -> Mapping[str, Any]:
 
         try:
             return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
             raise KnownError(f"{path} is not valid TOML: {error}") from error
     import tomlkit
-    from tomlkit.exceptions import TOMLKitError
 
     try:
         return tomlkit.parse(text).unwrap()
-    except TOMLKitError as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise KnownError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sbp.known import SHIPPED, Known, KnownError, describe_stale, load
+from sbp.escape import complain, printable
+from sbp.known import SHIPPED, Known, KnownError, describe_stale, load, read_text
 from sbp.known_update import update_text
 from sbp.report.command import is_whole
 from sbp.report.files import ends_with_its_reader, opened_for_writing
 from sbp.report.merge import MergeError, read_all
 from sbp.report.results import Results, ResultsError, apply_known
-from sbp.report.text import printable
+from sbp.usage import Parser
 
 OK, FAILED, USAGE, INCOMPLETE = 0, 1, 2, 3
 
@@ -29,7 +30,7 @@ exit code: 0 fine; 1 check found unexpected failures or, with --strict, entries 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line of ``sbp known``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp known",
         description="Known failures: trials that are expected to fail, each with a reason.",
         epilog=EXAMPLES,
@@ -77,8 +78,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (KnownError, ResultsError, MergeError, OSError) as error:
-        print(printable(f"sbp known: {error}"), file=sys.stderr)
-        return USAGE
+        return complain("sbp known", str(error), USAGE)
 
 
 def list_entries(known: Known) -> int:
@@ -113,7 +113,7 @@ def update(results: Results, path: Path, options: argparse.Namespace) -> int:
     """Rewrite the file so that it fits the results, and say what was done."""
     if not results.verdicts:
         raise ResultsError(f"{results.name}: there is no verdict to go by")
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_text(path) if path.exists() else ""
     new, notes = update_text(
         text,
         path,
@@ -130,5 +130,5 @@ def update(results: Results, path: Path, options: argparse.Namespace) -> int:
             file.write(new)
     for note in notes:
         print(printable(note))
-    print(f"{path}: {'changed' if new != text else 'nothing to change'}")
+    print(printable(f"{path}: {'changed' if new != text else 'nothing to change'}"))
     return OK

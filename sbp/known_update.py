@@ -68,7 +68,16 @@ def _parse(text: str, path: Path) -> Known:
 def _document(text: str, path: Path) -> tomlkit.TOMLDocument:
     try:
         return tomlkit.parse(text)
-    except TOMLKitError as error:
+    # Of a file that is no TOML it also raises what it did not mean to.
+    except (
+        TOMLKitError,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise KnownError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import math
 import platform
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections import Counter
@@ -16,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import launch
-from sbp import foreign
+from sbp import escape, foreign
 from sbp._version import __version__
 from sbp.inplace.in_trials import identity
 from sbp.known import Known, KnownError, Usage, describe_stale, load_known
@@ -28,6 +30,7 @@ from sbp.session import Session, Verdict, WorldError, planned_trials
 from sbp.suites import DEFAULT, MODULES, is_users
 from sbp.trial import DEFAULT_DEVICE, DEFAULT_DTYPE, Trial
 from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, UsageError, parse_time
+from sbp.verdict.judge import Finding
 
 OLDEST_TORCH = (2, 9)
 SUBJECTS = ("dtensor", *foreign.SUBJECTS)
@@ -80,7 +83,7 @@ def check_options(options: argparse.Namespace) -> None:
     for dtype in options.dtype or []:
         if dtype not in DTYPES:
             raise UsageError(f"{dtype!r} is not a dtype to test; there are: {', '.join(DTYPES)}")
-    if options.device.split(":")[0] not in ("cpu", "cuda"):
+    if re.fullmatch(r"cpu|cuda(:\d{1,4})?", options.device) is None:
         raise UsageError(f"{options.device!r} is not a device to test on; use cpu or cuda")
     try:
         for mesh in options.mesh or []:
@@ -95,6 +98,9 @@ def check_options(options: argparse.Namespace) -> None:
             f"--subject {options.subject} runs in an interpreter of its own: add --subject-python PATH "
             "(launch/quickstart-oneflow.sh makes one)"
         )
+    python = options.subject_python
+    if python is not None and shutil.which(python) is None:
+        raise UsageError(f"--subject-python {python}: there is no such program")
     if options.resume is not None and options.results not in (None, options.resume):
         raise UsageError("--resume FILE goes on writing FILE; leave --results out")
     if options.shard is not None:
@@ -194,8 +200,17 @@ def lead(job: Any, options: argparse.Namespace, command: str) -> int:
             return Lead(job, options, request, known, writer, command, before, writes).run()
     except (UsageError, PlacementError, KnownError, ResultsError, results.ResultsError) as error:
         return complain(str(error), USAGE)
-    except WorldError as error:
+    except (WorldError, launch.JobError) as error:
         return complain(str(error), INCOMPLETE)
+    except launch.SideError as error:
+        return complain(f"the trials could not be planned: {_shortly(error)}", INCOMPLETE)
+
+
+def _shortly(error: launch.SideError) -> str:
+    """What a side process died of, without its traceback but with the place."""
+    words, _, trace = str(error).partition("\n")
+    places = re.findall(r'File "([^"]*)", line (\d+)', trace)
+    return f"{words} ({places[-1][0]}, line {places[-1][1]})" if places else words
 
 
 def read_before(path: str) -> tuple[list[Verdict], list[Mapping[str, Any]]]:
@@ -204,22 +219,65 @@ def read_before(path: str) -> tuple[list[Verdict], list[Mapping[str, Any]]]:
     writes: list[Mapping[str, Any]] = []
     for record in results.read_records(path):
         if isinstance(record, results.Verdict):
-            verdicts.append(Verdict.from_dict(record.raw))
+            verdicts.append(_taken_over(record))
         elif isinstance(record, results.Inplace):
-            writes.append(record.raw)
+            writes.append({**record.raw, **{name: getattr(record, name) for name in _WRITE_FIELDS}})
     return verdicts, writes
 
 
+_WRITE_FIELDS = (
+    *("file", "line", "operator", "module", "outcome", "source", "placements", "message", "count", "trial"),
+    "family",
+)
+
+
+def _taken_over(record: results.Verdict) -> Verdict:
+    """A verdict of a results file as one of this run. Its fields have the right types, whoever wrote the file."""
+    trial = Trial(
+        record.suite,
+        record.case,
+        record.mesh,
+        record.placements,
+        record.trial or "forward",
+        record.options,
+        record.dtype or DEFAULT_DTYPE,
+        record.device or DEFAULT_DEVICE,
+        record.subject,
+    )
+    findings = [
+        Finding(
+            found.verdict,
+            found.quantity,
+            found.rank or 0,
+            found.ranks,
+            found.claimed,
+            math.nan if found.max_abs_error is None else found.max_abs_error,
+            math.nan if found.relative_error is None else found.relative_error,
+            found.relation,
+        )
+        for found in record.findings
+    ]
+    return Verdict(
+        trial,
+        record.verdict,
+        findings,
+        record.seconds,
+        record.raw.get("error"),
+        record.known,
+        record.flaky,
+        record.largest_error or 0.0,
+    )
+
+
 def complain(line: str, code: int) -> int:
-    print(f"sbp.run: {line}", file=sys.stderr)
-    return code
+    return escape.complain("sbp.run", line, code)
 
 
 def list_trials(job: Any, request: dict[str, Any]) -> int:
     """Print the ids of the trials."""
     for item in planned_trials(job.side("sbp.planner:serve", request), 600):
         if isinstance(item, Trial):
-            print(item.id)
+            print(escape.one_line(item.id))
         elif "error" in item:
             return complain(item["error"], USAGE)
     return OK
@@ -306,8 +364,10 @@ class Lead:
                     self._take_over(done)
         except KeyboardInterrupt:
             self.stopped = "interrupted"
-        except WorldError as error:
+        except (WorldError, launch.JobError) as error:
             self.stopped = str(error)
+        except launch.SideError as error:
+            self.stopped = f"the trials could not all be planned: {_shortly(error)}"
         finally:
             progress.close()
             side.close()
@@ -380,7 +440,7 @@ class Lead:
         )
 
     def _finish(self, console: Any, session: Session, seconds: float) -> int:
-        from sbp.terminal import print_failures, print_summary, print_table, print_writes
+        from sbp.terminal import print_failures, print_plain, print_summary, print_table, print_writes
 
         unexpected = [verdict for verdict in self.verdicts if verdict.failed and verdict.known is None]
         known = sum(1 for verdict in self.verdicts if verdict.known is not None)
@@ -416,14 +476,15 @@ class Lead:
         print_failures(console, unexpected, command, "Failures")
         print_writes(console, list(self.writes.values()))
         for line in describe_stale(self.known, stale):
-            console.print(f"known failures: {line}", markup=False)
+            print_plain(console, f"known failures: {line}")
         print_summary(console, summary)
         if self.stopped:
-            console.print(f"stopped: {self.stopped}", markup=False)
+            print_plain(console, f"stopped: {self.stopped}")
         # A part of a run may have no case of its own; a whole one without a verdict is never a success.
         nothing_to_do = bool(self.options.shard) and self.closing.get("done", False)
         if not summary["complete"] or not (self.verdicts or nothing_to_do):
-            return complain("the run is incomplete" if self.verdicts else "no verdict at all", INCOMPLETE)
+            what = "the run is incomplete" if self.verdicts else "no verdict at all"
+            return complain(f"{what}: {self.stopped}" if self.stopped else what, INCOMPLETE)
         return FAILED if summary["unexpected"] else OK
 
 

@@ -152,15 +152,17 @@ def _coordinates(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 # ------------------------------------------------------------------------------------------- reading
 
-_SPLIT = re.compile(r"(?:S|Shard|split)\(\s*(?:dim\s*=\s*|axis\s*=\s*)?(-?\d+)\s*\)", re.IGNORECASE)
+_SPLIT = re.compile(r"(?:S|Shard|split)\(\s*(?:dim\s*=\s*|axis\s*=\s*)?(-?\d{1,9})\s*\)", re.IGNORECASE)
 _STRIDED = re.compile(
-    r"(?:S|_StridedShard)\(\s*(?:dim\s*=\s*)?(-?\d+)\s*,\s*(?:factor|sf|split_factor)\s*=\s*(\d+)\s*\)",
+    r"(?:S|_StridedShard)\(\s*(?:dim\s*=\s*)?(-?\d{1,9})\s*,\s*(?:factor|sf|split_factor)\s*=\s*(\d{1,9})\s*\)",
     re.IGNORECASE,
 )
 _OWN_SPLIT = re.compile(
-    r"S\(\s*(?:dim\s*=\s*)?(-?\d+)\s*,\s*(?:(balanced)|sizes\s*=\s*(\d+(?:\s*\+\s*\d+)*))\s*\)", re.IGNORECASE
+    r"S\(\s*(?:dim\s*=\s*)?(-?\d{1,9})\s*,\s*"
+    r"(?:(balanced)|sizes\s*=\s*(\d{1,9}(?:\s*\+\s*\d{1,9})*))\s*\)",
+    re.IGNORECASE,
 )
-_SHORT_SPLIT = re.compile(r"S(\d+)", re.IGNORECASE)
+_SHORT_SPLIT = re.compile(r"S(\d{1,9})", re.IGNORECASE)
 _PARTIAL = re.compile(
     r"(?:_?Partial|P)(?:\(\s*(?:reduce_op\s*=\s*)?['\"]?([a-z]+[\d.]*)?['\"]?\s*\))?", re.IGNORECASE
 )

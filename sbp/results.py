@@ -30,7 +30,8 @@ class ResultsWriter:
         try:
             if append:
                 _cut_torn_line(self.path)
-            self._file = self.path.open("a" if append else "w", encoding="utf-8")
+            # Half of a surrogate pair, as a message may have it, becomes the escape that JSON has for it.
+            self._file = self.path.open("a" if append else "w", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ResultsError(f"cannot write results to {self.path}: {error.strerror}") from error
 

@@ -15,11 +15,16 @@ from collections.abc import Iterator, Sequence
 
 import launch
 from sbp._version import __version__
-from sbp.usage import USAGE, UsageError
+from sbp.escape import complain, print_whatever_comes
+from sbp.usage import USAGE, Parser, UsageError
 
 DESCRIPTION = """\
 Run modules and operators as global tensors under many SBP placements, and compare what every rank holds with what
 one device computes."""
+
+_NAME = "sbp.run"
+# More on one machine is a slip of the finger, and would end it.
+_MOST_RANKS = 1024
 
 EXAMPLES = """\
 examples:
@@ -36,7 +41,7 @@ input; 3 the run could not be done or is incomplete."""
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line of ``sbp.run``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sbp.run",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -103,6 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit code. On ranks other than the first it serves until the run is over."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    print_whatever_comes()
     try:
         # Help and errors are for one rank to print.
         with contextlib.nullcontext() if launch.is_first_rank() else _silence():
@@ -110,15 +116,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     if options.n is not None and not launch.inside_job():
-        if options.n < 1:
-            return _complain(f"-n {options.n}: at least one rank is needed")
+        if not 1 <= options.n <= _MOST_RANKS:
+            return complain(
+                _NAME,
+                f"-n {options.n}: from 1 to {_MOST_RANKS} ranks are started here; mpirun starts more",
+                USAGE,
+            )
         return launch.spawn(options.n, ["-m", "sbp.run", *argv])
     from sbp.lead import lead, make_settings
 
     try:
         settings = make_settings(options)
     except UsageError as error:
-        return _complain(str(error)) if launch.is_first_rank() else USAGE
+        return complain(_NAME, str(error), USAGE) if launch.is_first_rank() else USAGE
     job = launch.start(settings)
     if isinstance(job, int):
         return job
@@ -138,11 +148,6 @@ def _silence() -> Iterator[None]:
 def own_command(argv: Sequence[str]) -> str:
     """How this run was started, as text that can be typed."""
     return shlex.join(["python", "-m", "sbp.run", *argv])
-
-
-def _complain(line: str) -> int:
-    print(f"sbp.run: {line}", file=sys.stderr)
-    return USAGE
 
 
 if __name__ == "__main__":

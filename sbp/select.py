@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 
+# Nested deeper, an expression could not be evaluated.
+_DEEPEST = 100
+
 
 class SelectionError(ValueError):
     """A target or expression that selects nothing or cannot be read; says what would."""
@@ -50,6 +53,8 @@ def compile_expression(text: str) -> Callable[[str], bool]:
     Raises SelectionError.
     """
     tokens = _tokens(text)
+    if tokens.count("(") + tokens.count("not") > _DEEPEST:
+        raise SelectionError(f"-k has more than {_DEEPEST} brackets and nots; write a shorter expression")
     if not tokens:
         raise SelectionError("-k needs an expression, such as 'Linear and not input=P'")
     position = 0

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from sbp.escape import complain, printable
 from sbp.signatures_table import (
     TableError,
     compare_tables,
@@ -20,7 +21,7 @@ from sbp.signatures_table import (
     read_table,
     write_table,
 )
-from sbp.usage import FAILED, INCOMPLETE, OK, USAGE
+from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, Parser, at_least_one
 
 EXAMPLES = """\
 examples:
@@ -38,7 +39,7 @@ given the size of its own piece of the result."""
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp signatures",
         description="Find out by experiment which SBP signatures are true for an operator of torch.",
         epilog=EXAMPLES,
@@ -51,7 +52,12 @@ def main(argv: Sequence[str]) -> int:
     add("--json", action="store_true", help="print JSON")
     add("--output", metavar="FILE", help="write the table to FILE (compressed where it ends in .gz)")
     add("--diff", nargs=2, metavar=("OLD", "NEW"), help="print what changed between two written tables")
-    add("--processes", type=int, metavar="N", help="how many operators at a time; all cores without it")
+    add(
+        "--processes",
+        type=at_least_one,
+        metavar="N",
+        help="how many operators at a time; all cores without it",
+    )
     try:
         options = parser.parse_args(list(argv))
     except SystemExit as stop:
@@ -59,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.diff:
             lines = compare_tables(*(read_table(path) for path in options.diff))
-            print("\n".join(lines) if lines else "no difference")
+            print(printable("\n".join(lines)) if lines else "no difference")
             return FAILED if lines else OK
         return _judge(options)
     except TableError as error:
@@ -155,5 +161,4 @@ def _print_call(console: Console, call: Mapping[str, Any], title: str) -> None:
 
 
 def _complain(line: str) -> int:
-    print(f"sbp signatures: {line}", file=sys.stderr)
-    return USAGE
+    return complain("sbp signatures", line, USAGE)

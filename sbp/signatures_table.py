@@ -13,6 +13,7 @@ import multiprocessing.connection
 import os
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ FORMAT = 2
 # How long one operator may take, and how many sample calls of it are used.
 SECONDS = 20.0
 SAMPLES = 6
+# The largest table that is read, in bytes; one that unpacks to more was made to fill the memory.
+_MOST = 256 << 20
 
 
 class TableError(ValueError):
@@ -211,12 +214,20 @@ def write_table(path: str | Path, entries: Mapping[str, Any], torch_version: str
 def read_table(path: str | Path) -> dict[str, Any]:
     """Read what :func:`write_table` wrote. Raises TableError."""
     try:
-        raw = Path(path).read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        with Path(path).open("rb") as file:
+            start = file.peek(2)[:2]
+            stream: Any = gzip.GzipFile(fileobj=file) if start == b"\x1f\x8b" else file
+            text = stream.read(_MOST + 1)
+        if len(text) > _MOST:
+            raise TableError(f"{path} is longer than {_MOST >> 20} MiB, which no table of signatures is")
         data = json.loads(text)
+    except TableError:
+        raise
+    except gzip.BadGzipFile as error:
+        raise TableError(f"{path} is not a table of signatures: {error}") from error
     except OSError as error:
         raise TableError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, zlib.error, RecursionError) as error:
         raise TableError(f"{path} is not a table of signatures: {error}") from error
     if (
         not isinstance(data, dict)
@@ -224,7 +235,44 @@ def read_table(path: str | Path) -> dict[str, Any]:
         or not isinstance(data.get("operators"), dict)
     ):
         raise TableError(f"{path} is not a table of signatures that this version of sbp can read")
+    for name, entry in data["operators"].items():
+        if not _is_entry(entry):
+            raise TableError(f"{path}: the entry of {name} is not one of a table of signatures")
     return data
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether what is compared of an operator's entry is there, with the types that it is to have."""
+    if not isinstance(entry, dict):
+        return False
+    if "error" in entry:
+        return isinstance(entry["error"], str)
+    gradients = entry.get("gradients", {})
+    if not isinstance(gradients, dict):
+        return False
+    return all(
+        isinstance(calls, list) and all(_is_call(call) for call in calls)
+        for calls in (entry.get("calls"), *gradients.values())
+    )
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, dict) or not isinstance(call.get("call"), str):
+        return False
+    signatures = call.get("signatures")
+    return isinstance(signatures, list) and all(
+        isinstance(signature, list)
+        and len(signature) == 4
+        and _are_texts(signature[0])
+        and isinstance(signature[1], int)
+        and isinstance(signature[2], str)
+        and _are_texts(signature[3])
+        for signature in signatures
+    )
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def compare_tables(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from sbp.escape import printable
 from sbp.inplace.records import FAULTS, OUTCOMES
 from sbp.select import short_name
 from sbp.words import FAILURES, WORDS
@@ -34,6 +35,11 @@ def make_console(file: Any = None) -> Console:
     return Console(file=file, width=width, highlight=False, soft_wrap=False)
 
 
+def print_plain(console: Console, text: str, style: str = "") -> None:
+    """Text from elsewhere: neither rich's markup nor what steers a terminal counts in it."""
+    console.print(Text(printable(text), style=style))
+
+
 class Progressing:
     """A live line on a terminal, else a plain line now and then."""
 
@@ -48,7 +54,7 @@ class Progressing:
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("{task.completed}/{task.fields[planned]}  {task.fields[rate]}"),
                 TimeElapsedColumn(),
@@ -71,7 +77,7 @@ class Progressing:
                 total=self.planned if self.complete else None,
                 planned=f"{self.planned}{'' if self.complete else '+'}",
                 rate=f"{rate:.0f}/s",
-                description=f"{self._failures()}  {verdict.trial.case[:40]}",
+                description=printable(f"{self._failures()}  {verdict.trial.case[:40]}"),
             )
         elif now - self._last >= _PLAIN_INTERVAL:
             self._last = now
@@ -103,7 +109,9 @@ def print_table(console: Console, verdicts: Sequence[Verdict]) -> None:
         table.add_column(word, justify="right", style=_STYLES.get(word, "red"))
     for case, row in sorted(counts.items(), key=lambda item: item[0].lower()):
         table.add_row(
-            Text(case), str(sum(row.values())), *(str(row[word]) if row[word] else "" for word in words)
+            Text(printable(case)),
+            str(sum(row.values())),
+            *(str(row[word]) if row[word] else "" for word in words),
         )
     console.print(table)
 
@@ -143,19 +151,19 @@ def print_failures(
         return
     console.print(Text(f"\n{title}", style="bold"))
     for verdict, count in groups[:limit]:
-        console.print(Text.assemble((f"\n{verdict.verdict}", "bold red"), f"  {verdict.trial.id}"))
+        console.print(Text.assemble(("\n" + verdict.verdict, "bold red"), printable(f"  {verdict.trial.id}")))
         for finding in verdict.findings[:4]:
             claim = f"; claimed {finding.claimed}" if finding.claimed is not None else ""
             subject = f"{finding.quantity}: " if finding.quantity else ""
             size = f" (relative error {finding.relative_error:.2g})" if finding.relative_error else ""
-            console.print(Text(f"  {subject}{finding.relation}{claim}{size}"))
+            print_plain(console, f"  {subject}{finding.relation}{claim}{size}")
         if len(verdict.findings) > 4:
             console.print(Text(f"  and {len(verdict.findings) - 4} more quantities"))
         if verdict.flaky:
             console.print(Text("  flaky: it passed when it was tried again alone"))
         if count > 1:
             console.print(Text(f"  the same in {count - 1} more trial{'s' * (count > 2)} of this module"))
-        console.print(Text(f"  {command(verdict.trial)}", style="dim"))
+        print_plain(console, f"  {command(verdict.trial)}", "dim")
     if len(groups) > limit:
         console.print(Text(f"\nand {len(groups) - limit} more; --results FILE has them all"))
 
@@ -173,13 +181,19 @@ def print_writes(console: Console, writes: Sequence[Mapping[str, Any]], limit: i
     for (file, line, outcome), group in list(faults.items())[:limit]:
         first = group[0]
         where = f"{_shorter(file)}:{line}" + (f", in module {first['module']}" if first["module"] else "")
-        console.print(Text.assemble(f"\n{where}\n  ", (outcome, "bold red"), f": {first['source']}"))
-        console.print(Text(f"  {first['operator']}({first['placements']})"))
+        console.print(
+            Text.assemble(
+                printable(f"\n{where}\n  "),
+                (printable(outcome), "bold red"),
+                printable(f": {first['source']}"),
+            )
+        )
+        print_plain(console, f"  {first['operator']}({first['placements']})")
         if first["message"]:
-            console.print(Text(f"  {first['message']}"))
+            print_plain(console, f"  {first['message']}")
         if len(group) > 1:
             console.print(Text(f"  the same under {len(group) - 1} more placements or in more modules"))
-        console.print(Text(f"  in {first['trial']}", style="dim"))
+        print_plain(console, f"  in {first['trial']}", "dim")
     if len(faults) > limit:
         console.print(Text(f"\nand {len(faults) - limit} more; --results FILE has them all"))
     lines = len({(write["file"], write["line"]) for write in writes})

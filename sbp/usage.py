@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+from typing import NoReturn
+
+from sbp.escape import one_line
+
 # No unexpected failure; unexpected failures, or a known one that passes; bad usage or input; the run could not be
 # done or is incomplete.
 OK, FAILED, USAGE, INCOMPLETE = 0, 1, 2, 3
@@ -9,6 +14,21 @@ OK, FAILED, USAGE, INCOMPLETE = 0, 1, 2, 3
 
 class UsageError(ValueError):
     """Bad input; one line that says what and what to do."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of arguments that says in one line what is wrong with them, where argparse prints a page."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {one_line(message)}; --help says more\n")
+
+
+def at_least_one(text: str) -> int:
+    """The type of an argument that counts things."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
 
 
 def parse_time(text: str) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sbp._version import __version__
+from sbp.escape import complain, printable
 from sbp.known import KnownError, describe_stale, load_known
 from sbp.report.files import ends_with_its_reader, opened_for_writing
 from sbp.report.github import annotate, annotations_of, write_summary
@@ -18,7 +19,8 @@ from sbp.report.markdown import results_to_markdown
 from sbp.report.merge import MergeError, read_all
 from sbp.report.results import FAILED, Results, ResultsError, apply_known
 from sbp.report.sarif import results_to_sarif
-from sbp.report.text import printable, results_to_text
+from sbp.report.text import results_to_text
+from sbp.usage import Parser
 
 USAGE = 2
 
@@ -57,7 +59,7 @@ FORMATS = (
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line of ``sbp report``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp report",
         description="Turn results files into what people and CI read.",
         epilog=EXAMPLES,
@@ -97,8 +99,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (ResultsError, MergeError, KnownError, UsageError, OSError) as error:
-        print(printable(f"sbp report: {error}"), file=sys.stderr)
-        return USAGE
+        return complain("sbp report", str(error), USAGE)
 
 
 def report(options: argparse.Namespace) -> int:

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sbp.escape import complain, printable
 from sbp.report.files import ends_with_its_reader, opened_for_writing
 from sbp.report.junit import describe_finding
 from sbp.report.markdown import code, plain, table
 from sbp.report.merge import MergeError, read_all
 from sbp.report.results import Results, ResultsError, Verdict, failure_key, group_failures
-from sbp.report.text import printable
+from sbp.usage import Parser
 
 OK, FAILED, USAGE, INCOMPLETE = 0, 1, 2, 3
 
@@ -220,7 +221,7 @@ def to_json(diff: Diff) -> dict[str, Any]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp diff",
         description="Compare two runs trial by trial: between versions of torch, commits, or subjects.",
         epilog="exit code: 0 no trial fails that did not before; 1 new failures, or failures with another verdict; "
@@ -257,8 +258,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (ResultsError, MergeError, OSError) as error:
-        print(printable(f"sbp diff: {error}"), file=sys.stderr)
-        return USAGE
+        return complain("sbp diff", str(error), USAGE)
     for problem in diff.new.problems:
         print(printable(f"sbp diff: {diff.new.name}: incomplete: {problem}"), file=sys.stderr)
     return diff.exit_code

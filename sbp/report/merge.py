@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from sbp.escape import complain, printable
 from sbp.report.files import ends_with_its_reader, opened_for_writing
 from sbp.report.results import FORMAT, Results, ResultsError, Run, Summary, read
+from sbp.usage import Parser
 
 USAGE = 2
 
@@ -160,7 +161,7 @@ def read_all(paths: Sequence[str]) -> Results:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp merge",
         description="Put results files together: the shards of a run, or runs in worlds of different sizes.",
         epilog="exit code: 0 merged, and nothing is missing; 2 the files do not belong together; "
@@ -189,11 +190,10 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (ResultsError, MergeError, OSError) as error:
-        print(f"sbp merge: {error}", file=sys.stderr)
-        return USAGE
-    print(f"{options.output}: {len(results.verdicts)} verdicts of {len(options.results)} files")
+        return complain("sbp merge", str(error), USAGE)
+    print(printable(f"{options.output}: {len(results.verdicts)} verdicts of {len(options.results)} files"))
     for problem in results.problems:
-        print(f"sbp merge: incomplete: {problem}", file=sys.stderr)
+        complain("sbp merge", f"incomplete: {problem}", 3)
     return 0 if results.complete else 3
 
 

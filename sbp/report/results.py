@@ -25,6 +25,9 @@ OK, FAILED, INCOMPLETE = 0, 1, 3
 # The outcomes of an in-place write that are silent faults, the gravest first.
 INPLACE_FAULTS = ("lost", "changed placement", "wrong value")
 
+# No record is as long. A file whose first line never ends, such as /dev/zero, must not be read for ever.
+_LONGEST_LINE = 64 << 20
+
 # The two marks that turn a case's name into its module's or operator's: Linear(8,12):4x8 and Linear-0:train.
 _CASE_DETAIL = re.compile(r"(?<=.)[(\-:].*", re.DOTALL)
 
@@ -324,7 +327,9 @@ def read_records(path: str | Path, tail: Tail | None = None) -> Iterator[Record]
 
 def _read_stream(file: BinaryIO, name: str, tail: Tail) -> Iterator[Record]:
     begun = False
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), start=1):
+        if len(line) == _LONGEST_LINE:
+            raise ResultsError(f"{name}:{number}: the line is longer than {_LONGEST_LINE >> 20} MiB")
         if line.isspace():
             continue
         try:
@@ -358,8 +363,19 @@ def _check_first(data: Mapping[str, Any], where: str) -> None:
         raise ResultsError(f"{where}: the results have format {found!r}, this sbp reads format {FORMAT}")
 
 
+class _BadNumber(ValueError):
+    """A number that JSON does not have, or that no float holds."""
+
+
 def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
+    raise _BadNumber(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):  # it could not be written again
+        raise _BadNumber(f"{text[:20]} is too large for a number")
+    return number
 
 
 def _parse_line(line: bytes) -> dict[str, Any]:
@@ -368,14 +384,14 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ValueError("the line is not UTF-8 text") from None
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise ValueError(f"the line is not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("the line is not JSON that can be read: it is nested too deeply") from None
-    except ValueError as error:
-        if str(error).endswith("is not JSON"):
-            raise
+    except _BadNumber:
+        raise
+    except ValueError:
         raise ValueError(
             "the line is not JSON that can be read: it has a number of too many digits"
         ) from None

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from sbp.escape import printable
 from sbp.report.junit import describe_finding
 from sbp.report.results import Results, group_failures
-
-# Control characters would move the cursor, colour the screen or ring; bidirectional marks reorder what is read.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def printable(text: str) -> str:
-    """Text with its control characters made visible; tabs and line ends stay."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def results_to_text(results: Results, stale: Sequence[str] = (), limit: int = 40) -> str:

@@ -357,7 +357,7 @@ class SpmdSubject(ParallelSubject):
                 parallel.load(parallel.module, new_optimizer, folder)
             else:
                 memory.seek(0)
-                module_state, optimizer_state = torch.load(memory)
+                module_state, optimizer_state = torch.load(memory, weights_only=True)
                 parallel.module.load_state_dict(module_state)
                 new_optimizer.load_state_dict(optimizer_state)
             if new_scheduler is not None:

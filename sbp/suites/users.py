@@ -85,13 +85,18 @@ def _import(target: str, run: Callable[[], ModuleType]) -> ModuleType:
         return run()
     except CaseError as error:
         raise SuiteError(f"{target}: {error}") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever it is, a file raised it as it was imported
         raise SuiteError(f"{target} cannot be loaded: {describe(error)}") from error
 
 
 def describe(error: BaseException) -> str:
     """An exception in one line, with the user's source line that it came from."""
-    words = str(error).strip().splitlines()
+    try:
+        words = str(error).strip().splitlines()
+    except Exception:
+        words = ["(its text could not be made)"]
     text = f"{type(error).__name__}: {words[0][:300]}" if words else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
@@ -158,7 +163,7 @@ def collect(target: str) -> dict[str, Case]:
             value = list(_several(value()))
         except CaseError as error:
             raise SuiteError(f"{target}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SuiteError(f"{target} cannot be called: {describe(error)}") from error
     take(value)
     if not found:
@@ -223,7 +228,7 @@ class UserSuite:
         torch.manual_seed(stable_seed("build", case.name, index) % 2**31)
         try:
             made = case.build()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SuiteError(f"{self.name}: case {case.name} cannot be built: {describe(error)}") from error
         if isinstance(made, Call):
             return made

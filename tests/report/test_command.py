@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
+from sbp.escape import printable
 from sbp.report.files import opened_for_writing
 from sbp.report.results import read
-from sbp.report.text import printable
 
 
 def test_all_formats_beside_the_results(results_file, sbp):

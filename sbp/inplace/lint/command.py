@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sbp.escape import complain
 from sbp.inplace.lint import config
 from sbp.inplace.lint.files import FileReport, MissingPath, discover, lint_files
 from sbp.inplace.lint.formats import FORMATS
 from sbp.inplace.lint.rules import RULES, explain
+from sbp.usage import Parser
 
 CLEAN, FOUND, USAGE = 0, 1, 2
 
@@ -35,7 +37,7 @@ class UsageError(ValueError):
 
 def make_parser() -> argparse.ArgumentParser:
     """The arguments of ``sbp lint``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp lint",
         description="Find in-place operations on distributed tensors, from the source alone.",
         epilog=EXAMPLES,
@@ -78,8 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments)
     except (UsageError, MissingPath, config.ConfigurationError) as error:
-        print(f"sbp lint: {error}", file=sys.stderr)
-        return USAGE
+        return complain("sbp lint", str(error), USAGE)
     except BrokenPipeError:
         # The reader, `head` say, has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

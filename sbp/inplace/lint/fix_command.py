@@ -8,6 +8,7 @@ import stat
 import tempfile
 from collections.abc import Sequence
 
+from sbp.escape import printable
 from sbp.inplace.lint.config import Configuration
 from sbp.inplace.lint.files import read_bytes
 from sbp.inplace.lint.findings import Finding
@@ -40,7 +41,9 @@ def run_fixes(paths: Sequence[str], configuration: Configuration, jobs: int, wri
         left += len(outcome.left)
         for finding in outcome.left:
             reason = f"; left alone: {finding.kept}" if finding.kept else ""
-            print(f"{finding.path}:{finding.line}:{finding.column + 1}: {headline(finding)}{reason}")
+            print(
+                printable(f"{finding.path}:{finding.line}:{finding.column + 1}: {headline(finding)}{reason}")
+            )
     done = "fixed" if write else "would be fixed"
     print(f"{plural(fixed, 'finding')} {done} in {plural(changed, 'file')}, {left} left")
     return FOUND if left or (fixed and not write) else CLEAN

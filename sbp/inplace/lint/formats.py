@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from sbp._version import __version__
+from sbp.escape import printable
 from sbp.inplace.lint.files import FileReport
 from sbp.inplace.lint.findings import Finding
 from sbp.inplace.lint.rules import RULES
@@ -30,7 +31,7 @@ def as_text(reports: Sequence[FileReport]) -> str:
             source = report.lines.get(finding.line)
             if source is not None:
                 blocks.extend(excerpt(finding, source))
-    return "\n".join([*blocks, summary(reports)])
+    return printable("\n".join([*blocks, summary(reports)]))
 
 
 def excerpt(finding: Finding, source: str) -> list[str]:

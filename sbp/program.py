@@ -67,6 +67,8 @@ class Program:
         later: the batches after the first; their inputs are named like its inputs.
         recipe: what a run does besides.
         writes: the inputs that the function writes to, by name; they are compared as they are afterwards.
+        keeps_placement: whether what it writes to must keep its placement, as an in-place operation must. False for
+            ``out=``, which takes over the result's.
         random: whether results are drawn at random, so that their values cannot be compared.
         promise: what random results keep in any case; see sbp.oracle.promises.
     """
@@ -79,6 +81,7 @@ class Program:
     later: tuple[Batch, ...] = ()
     recipe: Recipe = Recipe()
     writes: tuple[str, ...] = ()
+    keeps_placement: bool = True
     random: bool = False
     promise: str = ""
 

@@ -10,6 +10,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -22,8 +23,8 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from sbp import placement as sbp_placement
 from sbp.execute import MakeOptimizer, Quantity, execute
-from sbp.placement import SBP, Mesh, parse_sbp
-from sbp.program import Program, replace_tensors, to_numpy, without_batch
+from sbp.placement import SBP, Mesh, parse_sbp, show
+from sbp.program import WRITE, Program, replace_tensors, to_numpy, without_batch
 from sbp.subjects.pieces import PieceCache
 from sbp.verdict.compare import Observed
 
@@ -133,7 +134,13 @@ class DTensorSubject:
             return self.place(case, f"grad_{name}", full, placements.get(f"grad_{name}", "B"), mesh)
 
         def observe(quantity: Quantity, tensor: torch.Tensor | None) -> None:
-            observed[quantity.name] = observe_tensor(quantity.name, quantity.kind, tensor)
+            seen = observe_tensor(quantity.name, quantity.kind, tensor)
+            if quantity.kind == WRITE and program.keeps_placement:
+                given = parse_sbp(placements.get(without_batch(quantity.of), "B"), mesh)
+                if seen.claimed is not None and parse_sbp(seen.claimed, mesh) != given:
+                    problem = f"the write changed its placement from {show(given)} to {seen.claimed}"
+                    seen = replace(seen, problem=problem)
+            observed[quantity.name] = seen
 
         from sbp.moves import DEVICE_MESH
 

@@ -1,5 +1,5 @@
-"""The in-place suite: augmented assignments, methods with an underscore, and writes through views and indices, over
-the placements of their operands.
+"""The in-place suite: augmented assignments, methods with an underscore, ``out=``, ``torch._foreach_*_``,
+``inplace=True``, ``nn.init``, ``.data`` and writes through views and indices, over the placements of their operands.
 
 What is compared: the tensor that was written to (and the object that it was before), and in the cases with ``grad`` the
 gradients of what it was made from.
@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional
 
 from sbp.execute import MakeOptimizer
 from sbp.numbers import draw_normal, on_grid
@@ -41,6 +43,7 @@ class Write:
         values: in which range the values lie: ``any``, or one of positive, unit, above one.
         grad: whether a gradient flows through it.
         through: whether it writes through a view or an index. What it returns then is the view, if anything.
+        keeps: whether the tensor must keep its placement; not where it is given another's result or data.
     """
 
     function: Callable[..., Any]
@@ -48,6 +51,7 @@ class Write:
     values: str = "any"
     grad: bool = True
     through: bool = False
+    keeps: bool = True
 
 
 def _method(name: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -82,6 +86,46 @@ def _through(write: Callable[..., Any]) -> Callable[..., Any]:
         return target
 
     return then_return
+
+
+def _out(name: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """The ``out=`` form of a torch function, which writes its result to the first tensor."""
+
+    def write(target: torch.Tensor, *operands: torch.Tensor) -> Any:
+        return getattr(torch, name)(*operands, *args, out=target, **kwargs)
+
+    return write
+
+
+def _foreach(name: str, *args: Any) -> Callable[..., Any]:
+    """A ``torch._foreach_`` form, on a list of the tensor and a copy of it."""
+
+    def write(target: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+        lists = [[operand, operand.clone()] for operand in operands]
+        getattr(torch, f"_foreach_{name}")([target, target.clone()], *lists, *args)
+        return target
+
+    return write
+
+
+def _function(name: str, *args: Any) -> Callable[..., Any]:
+    """A function of torch.nn.functional with ``inplace=True``."""
+    return lambda target: getattr(functional, name)(target, *args, inplace=True)
+
+
+def _module(name: str) -> Callable[..., Any]:
+    """A module of torch.nn with ``inplace=True``."""
+    return lambda target: getattr(nn, name)(inplace=True)(target)
+
+
+def _set_data(target: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    target.data = other
+    return target
+
+
+def _scale_data(target: torch.Tensor) -> torch.Tensor:
+    target.data.mul_(1.5)
+    return target
 
 
 WRITES: dict[str, Write] = {
@@ -149,6 +193,48 @@ WRITES: dict[str, Write] = {
     "cumsum_": Write(_method("cumsum_", 0)),
     "zero_": Write(_method("zero_")),
     "fill_": Write(_method("fill_", 2.5)),
+    # The out= forms: the tensor is written to, and what it held is not looked at.
+    "add(out=)": Write(_out("add"), ("like", "like"), grad=False, keeps=False),
+    "mul(out=)": Write(_out("mul"), ("like", "like"), grad=False, keeps=False),
+    "div(out=)": Write(_out("div"), ("like", "like"), "positive", grad=False, keeps=False),
+    "exp(out=)": Write(_out("exp"), ("like",), grad=False, keeps=False),
+    "neg(out=)": Write(_out("neg"), ("like",), grad=False, keeps=False),
+    "clamp(out=)": Write(_out("clamp", -0.5, 0.5), ("like",), grad=False, keeps=False),
+    "maximum(out=)": Write(_out("maximum"), ("like", "like"), grad=False, keeps=False),
+    "cumsum(out=)": Write(_out("cumsum", 0), ("like",), grad=False, keeps=False),
+    "foreach_add_": Write(_foreach("add_"), ("like",), grad=False),
+    "foreach_add_number_": Write(_foreach("add_", 1.5), grad=False),
+    "foreach_mul_": Write(_foreach("mul_"), ("like",), grad=False),
+    "foreach_div_": Write(_foreach("div_"), ("like",), "positive", grad=False),
+    "foreach_addcmul_": Write(_foreach("addcmul_", 0.5), ("like", "like"), grad=False),
+    "foreach_lerp_": Write(_foreach("lerp_", 0.25), ("like",), grad=False),
+    "foreach_copy_": Write(_foreach("copy_"), ("like",), grad=False),
+    "foreach_sqrt_": Write(_foreach("sqrt_"), values="positive", grad=False),
+    "foreach_neg_": Write(_foreach("neg_"), grad=False),
+    "foreach_zero_": Write(_foreach("zero_"), grad=False),
+    "foreach_clamp_max_": Write(_foreach("clamp_max_", 0.5), grad=False),
+    "relu(inplace)": Write(_function("relu")),
+    "leaky_relu(inplace)": Write(_function("leaky_relu")),
+    "elu(inplace)": Write(_function("elu")),
+    "selu(inplace)": Write(_function("selu")),
+    "celu(inplace)": Write(_function("celu")),
+    "silu(inplace)": Write(_function("silu")),
+    "mish(inplace)": Write(_function("mish")),
+    "relu6(inplace)": Write(_function("relu6")),
+    "hardtanh(inplace)": Write(_function("hardtanh")),
+    "hardswish(inplace)": Write(_function("hardswish")),
+    "hardsigmoid(inplace)": Write(_function("hardsigmoid")),
+    "threshold(inplace)": Write(_function("threshold", 0.1, 0.5)),
+    "ReLU(inplace)": Write(_module("ReLU")),
+    "SiLU(inplace)": Write(_module("SiLU")),
+    "Hardtanh(inplace)": Write(_module("Hardtanh")),
+    "init.ones_": Write(nn.init.ones_, grad=False),
+    "init.zeros_": Write(nn.init.zeros_, grad=False),
+    "init.constant_": Write(lambda x: nn.init.constant_(x, 2.5), grad=False),
+    "init.eye_": Write(nn.init.eye_, grad=False),
+    ".data =": Write(_set_data, ("like",), grad=False, keeps=False),
+    ".data.mul_": Write(_scale_data, grad=False, through=True),
+    "detach().mul_": Write(lambda x: x.detach().mul_(1.5), grad=False, through=True),
     "t().mul_": Write(lambda x, y: x.t().mul_(y.t()), ("like",), through=True),
     "view.mul_": Write(lambda x: x.view(-1).mul_(1.5), through=True),
     "slice.zero_": Write(lambda x: x[:2].zero_(), through=True),
@@ -212,7 +298,13 @@ class InplaceSuite:
         if grad:
             function = _through(write.function) if write.through else write.function
             return Program(_WithGradient(function), tuple(placed), names=names)
-        return Program(_WithoutGradient(write.function), tuple(placed), names=names, writes=("input",))
+        return Program(
+            _WithoutGradient(write.function),
+            tuple(placed),
+            names=names,
+            writes=("input",),
+            keeps_placement=write.keeps,
+        )
 
     def make_optimizer(self, trial: Trial) -> MakeOptimizer | None:
         return None

@@ -342,14 +342,24 @@ def _program(operator: Operator, sample: OperatorSample, form: str) -> Program:
     args, kwargs = sample.args, sample.kwargs
     if form == "inplace":
         assert operator.inplace is not None
-        return Program(InPlace(operator.inplace), args, kwargs, _names(args), writes=("input",))
+        keeps = not _changes_shape(operator.inplace)
+        return Program(
+            InPlace(operator.inplace), args, kwargs, _names(args), writes=("input",), keeps_placement=keeps
+        )
     if form == "out":
         result = operator.function(*args, **kwargs)
         out = map_tensors(result, lambda _, tensor: torch.zeros_like(tensor).detach(), "out")
         if not named_tensors(out, "out"):
             raise _Skip("no tensor to write to")
         written = tuple(named_tensors(out, "out"))
-        return Program(Into(operator.function), (out, *args), kwargs, ("out", *_names(args)), writes=written)
+        return Program(
+            Into(operator.function),
+            (out, *args),
+            kwargs,
+            ("out", *_names(args)),
+            writes=written,
+            keeps_placement=False,
+        )
     if form == "view":
         return Program(ThroughView(operator.function), args, kwargs, _names(args), writes=("input",))
     if form in ("foreach", "foreach_"):
@@ -359,6 +369,15 @@ def _program(operator: Operator, sample: OperatorSample, form: str) -> Program:
         writes = ("input",) if form == "foreach_" else ()
         return Program(Foreach(name), args, kwargs, _names(args), writes=writes)
     return Program(operator.function, args, kwargs, _names(args))
+
+
+def _changes_shape(method: Callable[..., Any]) -> bool:
+    """Whether an in-place method gives its tensor other dimensions (``squeeze_``, ``t_``): its placement is then
+    another one as well."""
+    packet = getattr(torch.ops.aten, getattr(method, "__name__", ""), None)
+    if packet is None:
+        return False
+    return any(torch.Tag.inplace_view in getattr(packet, overload).tags for overload in packet.overloads())
 
 
 def _names(args: tuple[Any, ...]) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from sbp.inplace.lint.values import (
     LIKELY,
     LOCAL,
     MAPPING,
+    NO_CONSTANT,
     NONE,
     NONE_VALUE,
     NUMBER,
@@ -288,11 +289,10 @@ class Flow:
         if isinstance(target.value, ast.Name):
             stored = value.with_marks(drop=FRESH | BORROWED)
             if base.kinds & (SEQUENCE | MAPPING):
-                element = stored if not base.items and base.element is None else join(base.elements(), stored)
-                frame.names[target.value.id] = base.replaced(items=None, element=element)
+                frame.names[target.value.id] = base.with_entry(index.const, stored)
             elif index.kinds == TEXT and base.kinds == UNKNOWN:
                 # Only a mapping takes a string.
-                frame.names[target.value.id] = Value(MAPPING | UNKNOWN, element=stored)
+                frame.names[target.value.id] = Value(MAPPING | UNKNOWN).with_entry(index.const, stored)
         self.release(getattr(node, "value", None), frame)
 
     def report_item(self, target: ast.Subscript, base: Value, frame: Frame, node: ast.AST) -> None:
@@ -710,7 +710,8 @@ class Flow:
         ):
             return base.items[position]
         if kinds & (SEQUENCE | MAPPING):
-            return base.elements()
+            entry = base.entry(position)
+            return base.elements() if entry is None else entry
         if base.refs:
             found = classes.item_of_object(base, position)
             if found is not None:
@@ -817,17 +818,16 @@ class Flow:
         return Value(SEQUENCE, items=tuple(items))
 
     def dictionary(self, node: ast.Dict, frame: Frame) -> Value:
-        element: Value | None = None
+        made = mapping_of(None)
         for key, item in zip(node.keys, node.values):
             value = self.value(item, frame)
             if key is None:
-                value = value.elements()
+                value, place = value.elements(), NO_CONSTANT
             else:
-                self.value(key, frame)
+                place = self.value(key, frame).const
                 self.release(item, frame)
-            value = value.with_marks(drop=FRESH | BORROWED)
-            element = value if element is None else join(element, value)
-        return mapping_of(element)
+            made = made.with_entry(place, value.with_marks(drop=FRESH | BORROWED))
+        return made
 
     def starred(self, node: ast.Starred, frame: Frame) -> Value:
         return self.iteration(self.value(node.value, frame))

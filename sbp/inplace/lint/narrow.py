@@ -98,7 +98,8 @@ def to_type(flow: Flow, subject: ast.expr, kind: ast.expr, frame: Frame, truth: 
         for value in values:
             merged |= value.kinds if value is not None else 0
         change(flow, subject, frame, lambda value: Value(value.kinds & merged or merged, element=value.element,
-                                                         items=value.items, refs=value.refs))  # fmt: skip
+                                                         items=value.items, refs=value.refs,
+                                                         entries=value.entries))  # fmt: skip
 
 
 def change(flow: Flow, subject: ast.expr, frame: Frame, how: Callable[[Value], Value]) -> None:
@@ -150,6 +151,6 @@ def meet(value: Value, known: Value) -> Value:
     kinds = value.kinds & known.kinds or known.kinds
     if value.kinds & known.kinds:
         return value.replaced(kinds=kinds) if kinds & TENSOR else Value(
-            kinds, items=value.items, element=value.element, refs=value.refs, const=value.const
+            kinds, items=value.items, element=value.element, refs=value.refs, const=value.const, entries=value.entries
         )  # fmt: skip
     return known

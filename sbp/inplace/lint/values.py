@@ -3,6 +3,7 @@ distributed tensor."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 # What a value may be. A value that may be several things has several bits.
@@ -30,6 +31,8 @@ BORROWED = 32  # a view of a name that was fresh: fresh again if that name is ov
 MAY_MARKS = LOCAL | DATA | SPLIT_VIEW | PARAMETER
 
 NO_CONSTANT: Any = object()
+# The types of keys under which a mapping's entries are told apart.
+KEYS = (str, int)
 
 
 class Reason(NamedTuple):
@@ -42,7 +45,9 @@ class Reason(NamedTuple):
 class Value:
     """One abstract value; never changed after it is made."""
 
-    __slots__ = ("const", "element", "items", "kinds", "level", "marks", "refs", "split", "sure", "why")
+    __slots__ = (
+        *("const", "element", "entries", "items", "kinds", "level", "marks", "refs", "split", "sure", "why"),
+    )
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class Value:
         refs: tuple[Any, ...] = (),
         const: Any = NO_CONSTANT,
         split: frozenset[int] | None = None,
+        entries: Mapping[Any, Value] | None = None,
     ) -> None:
         self.kinds = kinds
         self.level = level
@@ -67,6 +73,8 @@ class Value:
         self.refs = refs
         self.const = const
         self.split = split
+        # Of a mapping: what stands under the keys that are written out; ``element`` is what stands under any key.
+        self.entries = entries
 
     def __repr__(self) -> str:
         names = ("tensor", "number", "text", "sequence", "mapping", "none", "object", "unknown")
@@ -85,14 +93,16 @@ class Value:
             return self
         return Value(
             self.kinds, self.level, self.sure, self.why, marks, self.items, self.element, self.refs, self.const,
-            self.split,
+            self.split, self.entries,
         )  # fmt: skip
 
     def replaced(self, **changes: Any) -> Value:
-        """The same value with some fields changed."""
+        """The same value with some fields changed. Where the element changes, the entries are forgotten unless they are
+        given as well."""
+        entries = None if "element" in changes else self.entries
         new = Value(
             self.kinds, self.level, self.sure, self.why, self.marks, self.items, self.element, self.refs, self.const,
-            self.split,
+            self.split, entries,
         )  # fmt: skip
         for name, value in changes.items():
             setattr(new, name, value)
@@ -109,6 +119,22 @@ class Value:
             return self.element
         return UNKNOWN_VALUE
 
+    def entry(self, key: Any) -> Value | None:
+        """What stands under a constant key, None where that is not known."""
+        if self.entries is None or type(key) not in KEYS:
+            return None
+        return self.entries.get(key)
+
+    def with_entry(self, key: Any, stored: Value) -> Value:
+        """The mapping after ``self[key] = stored``; ``key`` is NO_CONSTANT where it is not known, and may then be any
+        of those that are."""
+        element = stored if not self.items and self.element is None else join(self.elements(), stored)
+        if type(key) not in KEYS or not self.kinds & MAPPING:
+            return self.replaced(items=None, element=element)
+        # Entries have none of their own, so that a mapping that is put into itself does not grow.
+        entries = {**(self.entries or {}), key: stored.replaced(entries=None)}
+        return self.replaced(items=None, element=element, entries=entries)
+
 
 def same(one: Value, other: Value) -> bool:
     """Whether two values say the same, as far as a loop needs to know."""
@@ -121,7 +147,16 @@ def same(one: Value, other: Value) -> bool:
         and one.split == other.split
         and (one.element is None) == (other.element is None)
         and (one.items is None) == (other.items is None)
+        and same_entries(one.entries, other.entries)
     )
+
+
+def same_entries(one: Mapping[Any, Value] | None, other: Mapping[Any, Value] | None) -> bool:
+    if one is other:
+        return True
+    if one is None or other is None or one.keys() != other.keys():
+        return False
+    return all(value is other[key] or same(value, other[key]) for key, value in one.items())
 
 
 def join(one: Value, other: Value) -> Value:
@@ -160,7 +195,25 @@ def join(one: Value, other: Value) -> Value:
         refs,
         const,
         one.split if one.split == other.split else one.split and other.split and one.split | other.split,
+        one.entries if one.entries is other.entries else join_entries(one, other),
     )
+
+
+def join_entries(one: Value, other: Value) -> Mapping[Any, Value] | None:
+    """The entries of a mapping that is either of two."""
+    if one.entries is None:
+        one, other = other, one
+    assert one.entries is not None
+    if other.entries is not None:
+        joined = {**other.entries, **one.entries}
+        for key in one.entries.keys() & other.entries.keys():
+            joined[key] = join(one.entries[key], other.entries[key])
+        return joined
+    # Where nothing is known to be in the other, it says nothing against these.
+    if not other.kinds & (SEQUENCE | MAPPING) or is_empty(other):
+        return one.entries
+    anything = other.elements()
+    return {key: join(value, anything).replaced(entries=None) for key, value in one.entries.items()}
 
 
 def join_contents(one: Value, other: Value) -> tuple[tuple[Value, ...] | None, Value | None]:
@@ -205,6 +258,6 @@ def sequence(*items: Value) -> Value:
     return Value(SEQUENCE, items=items)
 
 
-def mapping_of(element: Value | None) -> Value:
-    """A dictionary with these values."""
-    return Value(MAPPING, element=element)
+def mapping_of(element: Value | None, entries: Mapping[Any, Value] | None = None) -> Value:
+    """A dictionary with these values, and of them those whose keys are written out."""
+    return Value(MAPPING, element=element, entries=entries)

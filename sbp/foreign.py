@@ -62,6 +62,7 @@ class _Expected:
     value: Array | None
     dtype: str
     norm: float
+    noise: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)

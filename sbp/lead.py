@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -299,6 +299,25 @@ def run_command(trial: Trial, size: int, python: str | None = None) -> str:
     return shlex.join(words)
 
 
+def seen(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """What the passing trials could have shown: below float64 the relative errors that would have been found, and in
+    how many some result is zero on one device as well."""
+    found: dict[str, Any] = {}
+    for dtype in dict.fromkeys(verdict.trial.dtype for verdict in verdicts):
+        limits = sorted(
+            verdict.sensitivity
+            for verdict in verdicts
+            if verdict.trial.dtype == dtype and verdict.sensitivity
+        )
+        if limits:
+            found.setdefault("sensitivity", {})[dtype] = {
+                "median": limits[len(limits) // 2],
+                "largest": limits[-1],
+            }
+    silent = sum(1 for verdict in verdicts if verdict.silent and verdict.verdict in ("pass", "noise"))
+    return {**found, **({"silent": silent} if silent else {})}
+
+
 class Lead:
     """The state of one run."""
 
@@ -457,6 +476,7 @@ class Lead:
             "unexpected": len(unexpected) + len(passing),
             "skipped": self.closing.get("skipped", {}),
             "worlds": session.worlds,
+            **seen(self.verdicts),
             "complete": (not self.stopped or in_budget) and len(self.verdicts) == self.planned,
             "stopped": self.stopped,
             # Whether every trial of the default run was there: only then can an entry be said to match nothing.

@@ -5,6 +5,7 @@ No torch here: this runs in the process that the MPI launcher started, which no 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from sbp.trial import Trial
 from sbp.verdict.compare import Row
 from sbp.verdict.judge import Finding, Judgement, judge_rows
 from sbp.verdict.relation import describe_difference
-from sbp.words import FAILURES
+from sbp.words import FAILURES, percent
 
 
 class Reply(Protocol):
@@ -73,6 +74,9 @@ class Verdict:
     known: str | None = None
     flaky: bool = False
     largest_error: float = 0.0
+    noise: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    sensitivity: float = 0.0
+    silent: tuple[str, ...] = ()
     writes: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
 
     @property
@@ -103,6 +107,9 @@ class Verdict:
             record.get("known"),
             record.get("flaky", False),
             record.get("largest_error", 0.0),
+            {name: (pair[0], pair[1]) for name, pair in record.get("noise", {}).items()},
+            _number(record.get("sensitivity")),
+            tuple(record.get("silent", ())),
         )
 
     def to_dict(self, command: str) -> dict[str, Any]:
@@ -130,6 +137,12 @@ class Verdict:
             record["error"] = self.error
         if self.flaky:
             record["flaky"] = True
+        if self.noise:
+            record["noise"] = {name: list(pair) for name, pair in self.noise.items()}
+        if self.sensitivity:
+            record["sensitivity"] = f"errors over {percent(self.sensitivity)} would have been found"
+        if self.silent:
+            record["silent"] = list(self.silent)
         if self.verdict != "pass":
             record["command"] = command
         return record
@@ -254,9 +267,7 @@ class Session:
         if error is None:
             if judgement.findings:
                 judgement = self._explain(judgement, trial)
-            return Verdict(
-                trial, judgement.verdict, judgement.findings, largest_error=judgement.largest_error
-            )
+            return _verdict(trial, judgement.verdict, judgement)
         word = error["verdict"]
         trouble = Finding(word, "", error["rank"], tuple(error["ranks"]), relation=error["summary"])
         if word in ("hang", "crash") or not judgement.findings:
@@ -267,7 +278,7 @@ class Session:
                 judgement = self._explain(judgement, trial)
             word = judgement.verdict
             findings = [*judgement.findings, trouble]
-        return Verdict(trial, word, findings, error=error["record"], largest_error=judgement.largest_error)
+        return _verdict(trial, word, replace(judgement, findings=findings), error["record"])
 
     def _rows(self, trial: Trial, rank: int, answer: Mapping[str, Any]) -> list[Row]:
         """The comparison of one rank's pieces, from its answer."""
@@ -305,6 +316,25 @@ class Session:
         if any(reply.status != "ok" for reply in replies):
             return None
         return replies[0].value["expected"], [reply.value["pieces"] for reply in replies]
+
+
+def _verdict(trial: Trial, word: str, judgement: Judgement, error: dict[str, Any] | None = None) -> Verdict:
+    return Verdict(
+        trial,
+        word,
+        judgement.findings,
+        error=error,
+        largest_error=judgement.largest_error,
+        noise=judgement.noise,
+        sensitivity=judgement.sensitivity,
+        silent=judgement.silent,
+    )
+
+
+def _number(words: Any) -> float:
+    """The number in what :meth:`Verdict.to_dict` wrote of the sensitivity."""
+    found = re.search(r"([\d.e+-]+) %", words) if isinstance(words, str) else None
+    return float(found[1]) / 100 if found else 0.0
 
 
 def _error_of(replies: Sequence[Reply], answers: Mapping[int, Any]) -> dict[str, Any] | None:

@@ -18,12 +18,12 @@ from rich.text import Text
 from sbp.escape import printable
 from sbp.inplace.records import FAULTS, OUTCOMES
 from sbp.select import short_name
-from sbp.words import FAILURES, WORDS
+from sbp.words import FAILURES, WORDS, percent
 
 if TYPE_CHECKING:
     from sbp.session import Verdict
 
-_STYLES = {"pass": "green", "noise": "cyan", "refused": "blue"}
+_STYLES = {"pass": "green", "noise": "cyan", "refused": "blue", "no signal": "yellow"}
 # A plain line this often, in seconds, where there is no terminal.
 _PLAIN_INTERVAL = 10.0
 
@@ -214,6 +214,20 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     counts = summary["counts"]
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts.get(word))
     console.print(Text(f"\n{summary['verdicts']} trials in {summary['seconds']:.1f} s: {words}"))
+    for dtype, limits in summary.get("sensitivity", {}).items():
+        console.print(
+            Text(
+                f"{dtype}: errors over {percent(limits['median'])} would have been found in half of the trials, "
+                f"over {percent(limits['largest'])} in all"
+            )
+        )
+    if summary.get("silent"):
+        console.print(
+            Text(
+                f"in {summary['silent']} of the trials that pass, some result is zero or mere rounding on one device "
+                'as well, so that nothing could show there ("silent" in the results)'
+            )
+        )
     if summary["known"]:
         console.print(Text(f"{summary['known']} known failures, as expected"))
     if summary["unexpected"]:

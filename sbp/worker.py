@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,16 @@ import torch.distributed as dist
 
 from sbp.inplace.in_trials import watching
 from sbp.moves import REVERSED
+from sbp.oracle.noise import low_reference, with_noise_of_cancelled
 from sbp.oracle.reference import Reference, compute_reference
+from sbp.oracle.tolerance import is_low
 from sbp.placement import parse_mesh
 from sbp.process_state import changes, state
 from sbp.program import Program
 from sbp.subjects.dtensor import DTensorSubject, is_refusal
 from sbp.subjects.mpi import expect_mpi
 from sbp.subjects.parallel import ParallelSubject
+from sbp.subjects.pieces import spread_of_pieces
 from sbp.suites import define_suite, find_suite
 from sbp.trial import Trial, stable_seed
 from sbp.verdict.compare import Observed, compare_all, computed_in
@@ -40,6 +43,8 @@ _KEPT_REFERENCES = 64
 class _Case:
     program: Program
     reference: Reference
+    # Below float64, by how much larger than the inputs their pieces are.
+    low: dict[float | None, Reference] = field(default_factory=dict)
 
 
 class Worker:
@@ -121,11 +126,12 @@ class Worker:
         begin = time.perf_counter()
         trial = Trial.from_dict(request["trial"])
         case = self._case(trial)
+        reference = self._reference_of(trial, case)
         mesh = parse_mesh(trial.mesh)
         suite = find_suite(trial.suite)
         observed: dict[str, Observed] = {}
-        self._observed, self._reference = observed, case.reference
-        subject, expected = self._subject(trial), case.reference.quantities
+        self._observed, self._reference = observed, reference
+        subject, expected = self._subject(trial), reference.quantities
         torch.manual_seed(stable_seed("run", trial.case) % 2**31)
         if trial.options.get("unseeded"):
             torch.seed()
@@ -143,7 +149,7 @@ class Worker:
                     trial.case,
                     mesh,
                     trial.placements,
-                    case.reference.cotangents,
+                    reference.cotangents,
                     observed,
                     suite.make_optimizer(trial),
                 )
@@ -209,15 +215,53 @@ class Worker:
         kept = self._cases.get(variant)
         if kept is None:
             program = suite.build(trial.case, trial.dtype, self.device)
-            reference = compute_reference(
-                program, trial.case, suite.make_optimizer(trial), stable_seed("run", trial.case) % 2**31
-            )
+            seed = stable_seed("run", trial.case) % 2**31
+            reference = compute_reference(program, trial.case, suite.make_optimizer(trial), seed)
+            if trial.dtype == "float64" and not program.random:
+                reference = with_noise_of_cancelled(
+                    reference, program, trial.case, suite.make_optimizer(trial), seed
+                )
             kept = _Case(program, reference)
             self._cases[variant] = kept
             if len(self._cases) > _KEPT_REFERENCES:
                 self._cases.popitem(last=False)
         self._cases.move_to_end(variant)
         return kept
+
+    def _reference_of(self, trial: Trial, case: _Case) -> Reference:
+        """The case's reference; below float64 the one whose values are exact, with its noise.
+
+        The noise is the first rank's to know; it grows with the pieces that partial inputs are added up from.
+        """
+        dtype = case.program.recipe.autocast or trial.dtype
+        if not is_low(dtype) or case.program.random:
+            return case.reference
+        spread = self._spread(trial, case) if self.rank == 0 else None
+        if spread not in case.low:
+            case.low[spread] = low_reference(
+                case.program,
+                trial.case,
+                dtype,
+                find_suite(trial.suite).make_optimizer(trial),
+                stable_seed("run", trial.case) % 2**31,
+                spread,
+            )
+        return case.low[spread]
+
+    def _spread(self, trial: Trial, case: _Case) -> float:
+        """How much larger the pieces of partial inputs are than the inputs, to the next power of two; 1 without."""
+        mesh, most = parse_mesh(trial.mesh), 1.0
+        tensors = case.program.tensors()
+        for name, sbp in trial.placements.items():
+            if "P" not in sbp:
+                continue
+            full = tensors.get(name)
+            if full is None and name.startswith("grad_"):
+                cotangent = case.reference.cotangents.get(name.removeprefix("grad_"))
+                full = torch.from_numpy(cotangent) if cotangent is not None else None
+            if full is not None:
+                most = max(most, spread_of_pieces(trial.case, name, full, sbp, mesh))
+        return float(2.0 ** np.ceil(np.log2(most)))
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

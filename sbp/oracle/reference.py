@@ -18,12 +18,14 @@ from sbp.trial import stable_seed
 
 @dataclass(frozen=True)
 class Expected:
-    """One quantity as the reference has it; ``value`` is None where it has none (no gradient)."""
+    """One quantity as the reference has it; ``value`` is None where it has none (no gradient). ``noise`` is what
+    rounding explains, as an L2 norm and as the largest element; zeros where it is not known. See sbp.oracle.noise."""
 
     kind: str
     value: NDArray[Any] | None
     dtype: str
     norm: float
+    noise: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,11 @@ def draw_cotangent(case: str, name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def compute_reference(
-    program: Program, case: str, make_optimizer: MakeOptimizer | None = None, seed: int = 0
+    program: Program,
+    case: str,
+    make_optimizer: MakeOptimizer | None = None,
+    seed: int = 0,
+    given: Mapping[str, NDArray[Any]] | None = None,
 ) -> Reference:
     """Run a copy of ``program`` on one device and keep every result.
 
@@ -53,6 +59,7 @@ def compute_reference(
         case: the case's name; the cotangents depend on it.
         make_optimizer: for a training trial.
         seed: torch's generator is set to it first.
+        given: cotangents by output, instead of drawn ones.
     """
     quantities: dict[str, Expected] = {}
     cotangents: dict[str, NDArray[Any]] = {}
@@ -67,7 +74,10 @@ def compute_reference(
         )
 
     def make_cotangent(name: str, output: torch.Tensor) -> torch.Tensor:
-        cotangent = draw_cotangent(case, name, output)
+        if given is not None:
+            cotangent = torch.from_numpy(np.array(given[name])).to(output.dtype).to(output.device)
+        else:
+            cotangent = draw_cotangent(case, name, output)
         cotangents[name] = to_numpy(cotangent)
         return cotangent
 

@@ -34,6 +34,7 @@ SCRIPTS = ("data.js", "dom.js", "filters.js", "detail.js", "matrix.js", "lists.j
 LETTERS = {
     "pass": "·",
     "noise": "~",
+    "no signal": "0",
     "refused": "–",
     "crash": "C",
     "hang": "H",

@@ -14,6 +14,7 @@ from sbp.words import FAILURES, WORDS
 SIGNS = {
     "pass": "✅",
     "noise": "≈",
+    "no signal": "∅",
     "refused": "🚫",
     "crash": "💥",
     "hang": "⏳",

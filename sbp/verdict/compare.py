@@ -15,6 +15,8 @@ from sbp.placement import Array, Mesh, PlacementError, local_shape, parse_mesh, 
 parse_sbp_cached = lru_cache(maxsize=4096)(parse_sbp)
 # Two random patterns with so many zeros and other elements are the same by chance less than once in 10,000 times.
 _TELLING_ZEROS = 8
+# A buffer, or a tensor after a write, may well be zero; it was not before, or shows nothing else.
+_SHOULD_SPEAK = ("value", "gradient")
 parse_mesh_cached = lru_cache(maxsize=64)(parse_mesh)
 
 
@@ -61,6 +63,8 @@ class Row:
         zeros: only of random results, whose values are not compared: a fingerprint of where the piece is zero, ``-``
             where that tells nothing.
         promise: of a random result, what it keeps in any case; ``data`` is sent then.
+        noise: what rounding explains of a difference, as an L2 norm and as the largest element; zeros where unknown.
+        silent: whether the reference is zero throughout, so that a wrong factor could not show.
     """
 
     name: str
@@ -77,6 +81,8 @@ class Row:
     mesh: str | None = None
     zeros: str = ""
     promise: str = ""
+    noise: tuple[float, float] = (0.0, 0.0)
+    silent: bool = False
 
     def to_list(self) -> list[Any]:
         """For the wire."""
@@ -101,6 +107,7 @@ def compare_piece(
     rank: int,
     random: bool = False,
     promise: str = "",
+    noise: tuple[float, float] = (0.0, 0.0),
 ) -> Row:
     """Compare what ``rank`` holds with its part of ``expected`` under the placement that the subject claims.
 
@@ -139,7 +146,20 @@ def compare_piece(
     if local.shape != due:
         what = f"{claimed} of {expected.shape} gives it" if claimed is not None else "the reference's is"
         return wrong_layout(f"local shape is {local.shape}, {what} {due}")
-    row = Row(name, kind, claimed, "", 0.0, 0.0, expected_norm, digest, expected_dtype, mesh=observed.mesh)
+    row = Row(
+        name,
+        kind,
+        claimed,
+        "",
+        0.0,
+        0.0,
+        expected_norm,
+        digest,
+        expected_dtype,
+        mesh=observed.mesh,
+        noise=noise,
+        silent=not random and kind in _SHOULD_SPEAK and expected.size > 0 and not expected.any(),
+    )
     if random:
         data = local if promise and kind == "value" else None
         return replace(row, zeros=_pattern_of_zeros(local), data=data, promise=promise)
@@ -205,8 +225,8 @@ def compare_all(
 ) -> list[Row]:
     """The rows of one rank, in the reference's order.
 
-    ``expected`` maps names to objects with ``kind``, ``value``, ``dtype`` and ``norm``. Where the subject ended
-    early (``reached`` is False), what it did not get to is left out instead of being called missing.
+    ``expected`` maps names to objects with ``kind``, ``value``, ``dtype``, ``norm`` and ``noise``. Where the subject
+    ended early (``reached`` is False), what it did not get to is left out instead of being called missing.
     """
     rows = []
     for name, due in expected.items():
@@ -224,6 +244,7 @@ def compare_all(
                 rank,
                 random,
                 promise,
+                due.noise,
             )
         )
     for name, extra in observed.items():
@@ -233,7 +254,17 @@ def compare_all(
         if due is not None:
             rows.append(
                 compare_piece(
-                    extra, name, due.kind, due.value, due.dtype, due.norm, mesh, rank, random, promise
+                    extra,
+                    name,
+                    due.kind,
+                    due.value,
+                    due.dtype,
+                    due.norm,
+                    mesh,
+                    rank,
+                    random,
+                    promise,
+                    due.noise,
                 )
             )
         else:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sbp.oracle.promises import broken
-from sbp.oracle.tolerance import relative_limit
+from sbp.oracle.tolerance import L2_FACTOR, LARGEST_FACTOR, is_low, relative_limit
 from sbp.placement import Array, LayoutError, Mesh, reduce_partials, take_local
 from sbp.verdict.compare import Row, difference, parse_mesh_cached, parse_sbp_cached
 
@@ -72,6 +72,12 @@ class Judgement:
     findings: list[Finding] = field(default_factory=list)
     # The largest relative error among the quantities that passed, to show how far from the limit they are.
     largest_error: float = 0.0
+    # Of quantities that are judged by their noise and passed: the relative error, and the noise relative to the norm.
+    noise: dict[str, tuple[float, float]] = field(default_factory=dict)
+    # Of those, the relative error that would have been found in any of them.
+    sensitivity: float = 0.0
+    # Quantities that are zero on both sides, or nothing but rounding, so that a wrong factor could not show.
+    silent: tuple[str, ...] = ()
 
 
 def judge_rows(rows_by_rank: Sequence[Sequence[Row]], mesh: Mesh) -> Judgement:
@@ -82,15 +88,35 @@ def judge_rows(rows_by_rank: Sequence[Sequence[Row]], mesh: Mesh) -> Judgement:
         names.update(dict.fromkeys(row.name for row in rows))
     by_rank = [{row.name: row for row in rows} for rows in rows_by_rank]
     findings: list[Finding] = []
-    largest = 0.0
+    largest = sensitivity = 0.0
+    noise: dict[str, tuple[float, float]] = {}
+    silent, heard, explained = [], 0, False
     for name in names:
         present = {rank: rows[name] for rank, rows in enumerate(by_rank) if name in rows}
         found, error = _judge_quantity(name, present, mesh)
         findings += found
-        if not found:
-            largest = max(largest, error)
+        if found:
+            continue
+        first = present[min(present)]
+        level = first.noise[0] / (first.expected_norm or 1.0)
+        # Nor could a factor show in what is smaller than what rounding may make of it.
+        mute = first.silent or L2_FACTOR * level >= 1
+        if mute:
+            silent.append(name)
+        heard += not mute
+        if level > 0:
+            noise[name] = (error, level)
+            if is_low(first.dtype) and not mute:
+                sensitivity = max(sensitivity, L2_FACTOR * level)
+            elif error > relative_limit(first.dtype):
+                explained = True
+                continue
+        largest = max(largest, error)
     # In the order of the run: the first quantity that is wrong is the nearest to the cause.
-    return Judgement(findings[0].verdict if findings else "pass", findings, largest)
+    word = findings[0].verdict if findings else "noise" if explained else "pass"
+    if word == "pass" and silent and not heard:
+        word = "no signal"
+    return Judgement(word, findings, largest, noise, sensitivity, tuple(silent))
 
 
 def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[Finding], float]:
@@ -147,15 +173,24 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
             return [Finding(wrong, name, repeated[1], repeated[1:], first.claimed, relation=relation)], 0.0
     scale = first.expected_norm or 1.0
     relative = {rank: norm / scale for rank, (_, norm) in errors.items()}
-    off = tuple(rank for rank, error in relative.items() if not error <= limit)
+    overall = _overall(errors, sbp, mesh) / scale
+    noise, most = first.noise
+    if noise > 0 and math.isfinite(overall):
+        # The limit is for the whole tensor; where it is passed, the ranks that are off are those that pass their share.
+        allowed = max(L2_FACTOR * noise / scale, 0.0 if is_low(first.dtype) else limit)
+        above = {rank for rank, (biggest, _) in errors.items() if not biggest <= LARGEST_FACTOR * most}
+        if not is_low(first.dtype):
+            above = set()
+        if overall > allowed:
+            share = max(relative.values()) / 2
+            above |= {rank for rank, error in relative.items() if error >= share}
+        off = tuple(sorted(above))
+    else:
+        off = tuple(rank for rank, error in relative.items() if not error <= limit)
     odd = () if partial else _odd_replicas(rows, sbp, mesh)
     if not off and not odd:
-        return [], max(relative.values(), default=0.0)
+        return [], overall if noise > 0 else max(relative.values(), default=0.0)
     worst = max(relative, key=lambda rank: relative[rank])
-    # Of the whole tensor: each part counts once, from the first rank that holds it.
-    whole_axes = [axis for axis, placement in enumerate(sbp) if not placement.is_split]
-    holders = [rank for rank in errors if mesh.ranks_along(whole_axes, rank)[0] == rank]
-    overall = max(math.hypot(*(errors[rank][1] for rank in holders)) / scale, relative[worst])
     relation = ""
     if odd and not off:
         relation = f"replicas are not the same bits{_on_ranks(odd, mesh.size)}"
@@ -173,6 +208,14 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
         first.mesh,
     )
     return [finding], overall
+
+
+def _overall(errors: dict[int, tuple[float, float]], sbp: Any, mesh: Mesh) -> float:
+    """The L2 norm of the whole tensor's error: each part counts once, from the first rank that holds it."""
+    whole_axes = [axis for axis, placement in enumerate(sbp) if not placement.is_split]
+    holders = [rank for rank in errors if mesh.ranks_along(whole_axes, rank)[0] == rank]
+    together = math.hypot(*(errors[rank][1] for rank in holders))
+    return max(together, max((norm for _, norm in errors.values()), default=0.0))
 
 
 def _judge_promise(

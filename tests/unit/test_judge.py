@@ -17,6 +17,7 @@ EXPECTED = np.round(np.random.default_rng(0).standard_normal((8, 3)) * 1024) / 1
 class Due:
     def __init__(self, value: np.ndarray | None, kind: str = "value") -> None:
         self.kind, self.value, self.dtype = kind, value, "" if value is None else str(value.dtype)
+        self.noise = (0.0, 0.0)
         self.norm = 0.0 if value is None else float(np.linalg.norm(np.nan_to_num(value)))
 
 

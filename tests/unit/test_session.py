@@ -36,6 +36,7 @@ class Reply:
 
 class Due:
     kind, value, dtype, norm = "value", EXPECTED, "float64", float(np.linalg.norm(EXPECTED))
+    noise = (0.0, 0.0)
 
 
 def answer(rank: int, scale: float = 1.0, error: dict[str, Any] | None = None) -> dict[str, Any]:

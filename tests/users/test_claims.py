@@ -30,6 +30,8 @@ FULL = np.round(np.random.default_rng(0).standard_normal((8, 3)) * 1024) / 1024
 
 
 class Due:
+    noise = (0.0, 0.0)
+
     def __init__(self, value: np.ndarray, kind: str = "value") -> None:
         self.value, self.kind, self.dtype, self.norm = (
             value,

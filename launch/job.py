@@ -70,11 +70,14 @@ class _Relay:
     """One rank's part: does what rank 0 says with the worker of its rank, and says what became of it. Rank 0 has
     one as well, which it calls instead of sending messages."""
 
-    def __init__(self, supervisor: Supervisor, hosts: list[str], rank: int, place: Place) -> None:
+    def __init__(
+        self, supervisor: Supervisor, hosts: list[str], rank: int, place: Place, before: int = 0
+    ) -> None:
         self.supervisor = supervisor
         self.rank = rank
         self.hosts = hosts
         self.place = place
+        self.before = before  # ranks of other worlds on this host that come first
         self.number = -1  # of the request that the worker is at, -1 for none
 
     def fork(self, world: int) -> dict[str, Any]:
@@ -84,7 +87,7 @@ class _Relay:
         context = WorkerContext(
             self.rank,
             len(self.hosts),
-            self.hosts[: self.rank].count(mine),
+            self.before + self.hosts[: self.rank].count(mine),
             self.hosts.count(mine),
             mine,
             tuple(dict.fromkeys(self.hosts)),
@@ -232,6 +235,7 @@ class Job:
         hosts: list[str],
         place: Place,
         worlds: Worlds | None = None,
+        before: int = 0,
     ) -> None:
         self.settings = settings
         self.size = channel.size
@@ -245,7 +249,7 @@ class Job:
             for rank, host in enumerate(hosts)
         ]
         self._channel = channel
-        self._relay = _Relay(supervisor, hosts, 0, place)
+        self._relay = _Relay(supervisor, hosts, 0, place, before)
         self._supervisor = supervisor
         self._number = 0
         self._world_alive = False
@@ -524,10 +528,13 @@ def start(settings: Settings, ranks_per_world: int | None = None) -> Job | int:
 
     try:
         channel = open_channel(exchange if settings.exchange else None)
-        make_worlds = None
+        make_worlds, before = None, 0
         if ranks_per_world:
             if not isinstance(channel, MpiChannel):
                 raise LaunchError(f"several worlds of {ranks_per_world} ranks need MPI; use mpirun")
+            everywhere, mine = channel.all_hosts(), channel.rank
+            # Worlds on one host share its devices: a rank's place on its host counts those of all worlds.
+            before = everywhere[: mine - mine % ranks_per_world].count(everywhere[mine])
             channel, make_worlds = split(channel, ranks_per_world)
         hosts = channel.all_hosts()
         place = _meet(channel, hosts)
@@ -541,10 +548,12 @@ def start(settings: Settings, ranks_per_world: int | None = None) -> Job | int:
             side.close()
     if channel.rank == 0:
         _stop_on_signals()
-        return Job(settings, supervisor, channel, hosts, place, make_worlds() if make_worlds else None)
+        return Job(
+            settings, supervisor, channel, hosts, place, make_worlds() if make_worlds else None, before
+        )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends the job in order
     try:
-        _serve(_Relay(supervisor, hosts, channel.rank, place), channel)
+        _serve(_Relay(supervisor, hosts, channel.rank, place, before), channel)
     except ChannelLost as error:
         print(f"launch: {error}", file=sys.stderr)
         return 1

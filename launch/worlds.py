@@ -17,6 +17,8 @@ from launch.ranks import LaunchError, MpiChannel
 # Beyond any number of trials: no ticket is left.
 _NO_MORE = 1 << 62
 _PAUSE = 0.002
+# How long the other leaders wait for what the first one finds before the run, in seconds.
+_PATIENCE = 600.0
 
 
 class Worlds:
@@ -68,13 +70,16 @@ class Worlds:
 
     def share(self, data: bytes | None = None) -> bytes:
         """The first world's leader's ``data``, on every leader. All leaders call it together, before anything is
-        forwarded."""
+        forwarded. Raises LaunchError where it does not come."""
         if self.index == 0:
             assert data is not None
             for other in range(1, self.count):
                 self._channel.send(other, data)
             return data
+        end = time.monotonic() + _PATIENCE
         while (arrived := self._channel.receive()) is None:
+            if time.monotonic() > end:
+                raise LaunchError(f"nothing was heard of the first world for {_PATIENCE:.0f} s")
             time.sleep(_PAUSE)
         return arrived[1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import math
@@ -22,6 +23,7 @@ from sbp import escape, foreign
 from sbp._version import __version__
 from sbp.inplace.in_trials import identity
 from sbp.known import Known, KnownError, Usage, describe_stale, load_known
+from sbp.many import Others, Tickets, follow, share_start
 from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
 from sbp.report import results
 from sbp.results import FORMAT, ResultsError, ResultsWriter
@@ -105,6 +107,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError("--resume FILE goes on writing FILE; leave --results out")
     if options.shard is not None:
         parse_shard(options.shard)
+    if options.ranks_per_world is not None and options.ranks_per_world < 1:
+        raise UsageError(f"--ranks-per-world {options.ranks_per_world}: a world has at least one rank")
     parse_time(options.timeout)
     if options.budget is not None:
         parse_time(options.budget)
@@ -188,22 +192,63 @@ def planning_request(options: argparse.Namespace, size: int) -> dict[str, Any]:
 def lead(job: Any, options: argparse.Namespace, command: str) -> int:
     """Run everything and return the exit code. Bad input and a world that cannot be made are one line on stderr."""
     try:
-        request = planning_request(options, job.size)
-        subject = foreign.find(options.subject)
-        if subject is not None:
-            request["offered"] = foreign.offers(subject, options.subject_python or sys.executable)
-        if options.list:
-            return list_trials(job, request)
-        known = load_known(options.known)
-        before, writes = read_before(options.resume) if options.resume else ([], [])
-        with ResultsWriter(options.resume or options.results, append=bool(before)) as writer:
-            return Lead(job, options, request, known, writer, command, before, writes).run()
+        if job.worlds is not None and job.worlds.index > 0:
+            return lead_other_world(job, options)
+        return lead_first_world(job, options, command)
     except (UsageError, PlacementError, KnownError, ResultsError, results.ResultsError) as error:
         return complain(str(error), USAGE)
     except (WorldError, launch.JobError) as error:
         return complain(str(error), INCOMPLETE)
     except launch.SideError as error:
         return complain(f"the trials could not be planned: {_shortly(error)}", INCOMPLETE)
+
+
+def lead_first_world(job: Any, options: argparse.Namespace, command: str) -> int:
+    """On the rank that leads the run, and the only one that prints and writes."""
+    with contextlib.ExitStack() as stack:
+        run: Lead | None = None
+
+        def start() -> dict[str, Any] | None:
+            nonlocal run
+            request = make_request(job, options)
+            if options.list:
+                return None
+            known = load_known(options.known)
+            before, writes = read_before(options.resume) if options.resume else ([], [])
+            writer = ResultsWriter(options.resume or options.results, append=bool(before))
+            run = Lead(job, options, request, known, stack.enter_context(writer), command, before, writes)
+            return {"request": request, "done": list(run.before)}
+
+        share_start(job.worlds, start)
+        return run.run() if run is not None else list_trials(job, make_request(job, options))
+
+
+def lead_other_world(job: Any, options: argparse.Namespace) -> int:
+    """On the first rank of each further world. What goes wrong there, the first world's leader tells."""
+    shared = share_start(job.worlds, None)
+    if shared is not None:
+        budget = parse_time(options.budget) if options.budget else None
+        session = make_session(job, options, shared["request"])
+        follow(job, session, shared["request"], set(shared["done"]), budget)
+    return OK
+
+
+def make_request(job: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """What is to be planned. Raises UsageError."""
+    request = planning_request(options, job.size)
+    subject = foreign.find(options.subject)
+    if subject is not None:
+        request["offered"] = foreign.offers(subject, options.subject_python or sys.executable)
+    return request
+
+
+def make_session(job: Any, options: argparse.Namespace, request: Mapping[str, Any]) -> Session:
+    """What runs and judges a trial on the ranks of ``job``."""
+    timeout = parse_time(options.timeout)
+    if foreign.find(options.subject) is None:
+        return Session(job, timeout, watch=options.watch)
+    side = job.side("sbp.material:serve", {})
+    return foreign.ForeignSession(job, timeout, side, request["offered"])
 
 
 def _shortly(error: launch.SideError) -> str:
@@ -346,6 +391,9 @@ class Lead:
         self.writes = {identity(write): write for write in writes}
         self.closing: dict[str, Any] = {}
         self.planned = 0
+        self.begun = 0
+        self.taken_over = 0
+        self.others = Others(job.worlds, parse_time(options.timeout))
         self.stopped = ""
 
     def run(self) -> int:
@@ -356,8 +404,9 @@ class Lead:
         console = make_console()
         # The planner first: it plans while the ranks make their world.
         side = self.job.side("sbp.planner:serve", self.request)
-        session = self._session()
+        session = make_session(self.job, self.options, self.request)
         self.writer.write(self._run_record())
+        tickets = Tickets(self.job.worlds)
         budget = parse_time(self.options.budget) if self.options.budget else None
         progress = Progressing(console)
         prepared = False
@@ -373,14 +422,17 @@ class Lead:
                 self.planned += 1
                 progress.planned = self.planned
                 done = self.before.get(item.id)
-                if done is None:
-                    progress.add(self._one(session, item))
+                if done is not None:
+                    self._take_over(done)
+                elif tickets.mine(item):
+                    self.begun += 1
+                    progress.add(self._record(session.run(item)))
                     if not prepared:
                         # Not before the first verdict is there, which it would hold up.
                         self.job.prepare()
                         prepared = True
-                else:
-                    self._take_over(done)
+                for verdict in self.others.arrived():
+                    progress.add(self._record(verdict))
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         except (WorldError, launch.JobError) as error:
@@ -388,28 +440,40 @@ class Lead:
         except launch.SideError as error:
             self.stopped = f"the trials could not all be planned: {_shortly(error)}"
         finally:
-            progress.close()
             side.close()
+            self._wait_for_others(progress)
+            progress.close()
         if "error" in self.closing:
             raise UsageError(self.closing["error"])
         return self._finish(console, session, time.monotonic() - begin)
 
-    def _session(self) -> Session:
-        timeout = parse_time(self.options.timeout)
-        if foreign.find(self.options.subject) is None:
-            return Session(self.job, timeout, watch=self.options.watch)
-        side = self.job.side("sbp.material:serve", {})
-        return foreign.ForeignSession(self.job, timeout, side, self.request["offered"])
-
     def _take_over(self, done: Verdict) -> None:
         """A trial of the run that is resumed: its verdict stands, known failures are looked up anew."""
         record = done.to_dict("")
+        self.taken_over += 1
         self.usage.add(record)
         self.verdicts.append(replace(done, known=self.known.reason(record)))
 
-    def _one(self, session: Session, trial: Trial) -> Verdict:
-        verdict = session.run(trial)
-        record = verdict.to_dict(run_command(trial, self.job.size, self.options.subject_python))
+    def _wait_for_others(self, progress: Any) -> None:
+        """Take what the other worlds still send. Where this one stopped early, they begin nothing more."""
+        try:
+            if self.stopped:
+                self.others.stop()
+            for verdict in self.others.remaining():
+                progress.add(self._record(verdict))
+        except KeyboardInterrupt:
+            self.stopped = "interrupted"
+        except WorldError as error:
+            self.stopped = self.stopped or str(error)
+        troubles = [closing.stopped for closing in self.others.closings if closing.stopped]
+        self.stopped = self.stopped or "; ".join(troubles)
+        if self.stopped and self.others.count > 1:
+            # The plan was read further than it was run: what counts is what some world began.
+            self.planned = self.taken_over + self.begun + sum(c.taken for c in self.others.closings)
+
+    def _record(self, verdict: Verdict) -> Verdict:
+        """Look up whether it is known, and write it down."""
+        record = verdict.to_dict(run_command(verdict.trial, self.job.size, self.options.subject_python))
         self.usage.add(record)
         reason = self.known.reason(record)
         if reason is not None:
@@ -433,6 +497,7 @@ class Lead:
                 "launcher": self.job.launcher,
                 "hosts": sorted({rank.host for rank in self.job.ranks}),
                 "backend": "gloo",
+                **({"worlds": self.others.count} if self.others.count > 1 else {}),
             },
             "subject": self.options.subject,
             "meshes": self.request["meshes"],
@@ -461,6 +526,7 @@ class Lead:
     def _finish(self, console: Any, session: Session, seconds: float) -> int:
         from sbp.terminal import print_failures, print_plain, print_summary, print_table, print_writes
 
+        self.others.add_to(session.timing)
         unexpected = [verdict for verdict in self.verdicts if verdict.failed and verdict.known is None]
         known = sum(1 for verdict in self.verdicts if verdict.known is not None)
         in_budget = self.stopped.startswith("the budget")
@@ -475,7 +541,7 @@ class Lead:
             "known": known,
             "unexpected": len(unexpected) + len(passing),
             "skipped": self.closing.get("skipped", {}),
-            "worlds": session.worlds,
+            "worlds": session.worlds + sum(closing.worlds for closing in self.others.closings),
             **seen(self.verdicts),
             "complete": (not self.stopped or in_budget) and len(self.verdicts) == self.planned,
             "stopped": self.stopped,

@@ -101,6 +101,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="K/N",
         help="only the K-th of N parts, for N machines: --shard 2/8; sbp merge joins them",
     )
+    add(
+        "--ranks-per-world",
+        type=int,
+        metavar="N",
+        help="split the ranks into worlds of N, which share the trials: mpirun -n 64 ... --ranks-per-world 4",
+    )
     add("--version", action="version", version=f"sbp {__version__}")
     return parser
 
@@ -129,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = make_settings(options)
     except UsageError as error:
         return complain(_NAME, str(error), USAGE) if launch.is_first_rank() else USAGE
-    job = launch.start(settings)
+    job = launch.start(settings, options.ranks_per_world)
     if isinstance(job, int):
         return job
     try:

@@ -84,8 +84,8 @@ class Verdict:
         return self.verdict in FAILURES
 
     @staticmethod
-    def from_dict(record: Mapping[str, Any]) -> Verdict:
-        """A verdict from its record in a results file."""
+    def from_dict(record: Mapping[str, Any], writes: Sequence[Mapping[str, Any]] = ()) -> Verdict:
+        """A verdict from its record in a results file, and the in-place writes that belong to it."""
         data = {**record, "kind": record.get("trial", "forward")}
         findings = [
             Finding(
@@ -110,6 +110,7 @@ class Verdict:
             {name: (pair[0], pair[1]) for name, pair in record.get("noise", {}).items()},
             _number(record.get("sensitivity")),
             tuple(record.get("silent", ())),
+            writes,
         )
 
     def to_dict(self, command: str) -> dict[str, Any]:

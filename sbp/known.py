@@ -23,7 +23,6 @@ from __future__ import annotations
 import fnmatch
 import importlib.metadata
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -33,6 +32,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from sbp import toml
 from sbp.words import FAILURES, HARMLESS
 
 SHIPPED = Path(__file__).parent / "data" / "known-torch-2.13.toml"
@@ -271,9 +271,16 @@ def _scopes(name: str) -> set[str]:
 def load(path: str | Path, torch_version: str | None = None) -> Known:
     """Read a file of known failures. Raises KnownError with one line that says where and what to do."""
     path = Path(path)
-    text = read_text(path)
-    data = _parse_toml(text, path)
-    return Known(path, tuple(read_entries(data, text, path)), torch_version)
+    return parse(read_text(path), path, torch_version)
+
+
+def parse(text: str, path: Path, torch_version: str | None = None) -> Known:
+    """What stands in the text of a file of known failures. Raises KnownError as :func:`load` does."""
+    try:
+        data = toml.parse(text, path)
+    except toml.TomlError as error:
+        raise KnownError(str(error)) from error
+    return Known(path, tuple(_read_entries(data, text, path)), torch_version)
 
 
 def read_text(path: Path) -> str:
@@ -307,23 +314,7 @@ def load_known(option: str | None) -> Known:
     return load(SHIPPED if option is None else option, version)
 
 
-def _parse_toml(text: str, path: Path) -> Mapping[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-
-        try:
-            return tomllib.loads(text)
-        except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
-            raise KnownError(f"{path} is not valid TOML: {error}") from error
-    import tomlkit
-
-    try:
-        return tomlkit.parse(text).unwrap()
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise KnownError(f"{path} is not valid TOML: {error}") from error
-
-
-def read_entries(data: Mapping[str, Any], text: str, path: Path) -> Iterable[Entry]:
+def _read_entries(data: Mapping[str, Any], text: str, path: Path) -> Iterable[Entry]:
     """The entries of a parsed file, checked. ``text`` is the same file, for line numbers. Raises KnownError."""
     unknown = [key for key in data if key != "known"]
     if unknown:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
-from sbp.known import Known, KnownError, Pattern, Stale, Usage, read_entries
+from sbp import toml
+from sbp.known import Known, Pattern, Stale, Usage, parse
 from sbp.report.results import Results, Verdict, group_failures
 from sbp.words import FAILURES
 
@@ -46,7 +46,7 @@ def update_text(
 
     Raises KnownError.
     """
-    known = _parse(text, path)
+    known = parse(text, path)
     torch = results.run.versions.get("torch")
     usage = Usage(known, torch)
     for verdict in results.verdicts:
@@ -54,31 +54,11 @@ def update_text(
     notes: list[str] = []
     if remove:
         text = _correct(text, known, usage.stale(whole_run), prune, notes)
-        known = _parse(text, path)
+        known = parse(text, path)
     if add:
         text = _add(text, known, results, torch, reason, link, notes)
-    _parse(text, path)
+    parse(text, path)
     return text, notes
-
-
-def _parse(text: str, path: Path) -> Known:
-    return Known(path, tuple(read_entries(_document(text, path).unwrap(), text, path)))
-
-
-def _document(text: str, path: Path) -> tomlkit.TOMLDocument:
-    try:
-        return tomlkit.parse(text)
-    # Of a file that is no TOML it also raises what it did not mean to.
-    except (
-        TOMLKitError,
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise KnownError(f"{path} is not valid TOML: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------ what is stale
@@ -86,7 +66,7 @@ def _document(text: str, path: Path) -> tomlkit.TOMLDocument:
 
 def _correct(text: str, known: Known, stale: Sequence[Stale], prune: bool, notes: list[str]) -> str:
     """Take out patterns that pass, and entries that have none left; correct verdicts that are others now."""
-    document = _document(text, known.path or Path("known.toml"))
+    document = toml.document(text, known.path or "known.toml")
     tables: Any = document.get("known", [])
     gone: dict[int, set[str]] = {}
     for item in stale:

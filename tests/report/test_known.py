@@ -177,7 +177,7 @@ def test_without_tomllib_the_same_is_read(tmp_path, monkeypatch):
     """Python 3.10 has no tomllib: tomlkit reads the file there."""
     text = ENTRY + "expires = 2100-01-31\nsometimes = true\n"
     first = read(tmp_path, text)
-    monkeypatch.setattr("sbp.known.sys", SimpleNamespace(version_info=(3, 10)))
+    monkeypatch.setattr("sbp.toml.sys", SimpleNamespace(version_info=(3, 10)))
     assert read(tmp_path, text) == first
     with pytest.raises(KnownError, match="not valid TOML"):
         read(tmp_path, "[[known]")

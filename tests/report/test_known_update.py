@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbp.known import Usage, load
-from sbp.known_update import _parse, head_of, shortest_patterns, update_text
+from sbp.known import Usage, load, parse
+from sbp.known_update import head_of, shortest_patterns, update_text
 from sbp.report.results import Results, Verdict, apply_known, read
 
 FILE = """\
@@ -181,7 +181,7 @@ def test_shortest_patterns_match_all_that_is_meant_and_nothing_else(fails):
         f'[[known]]\npattern = {pattern!r}\nverdict = "hang"\nreason = "r"\n' for pattern in patterns
     )
     path = Path("known.toml")
-    known = _parse(text, path)
+    known = parse(text, path)
     usage = Usage(known)
     for verdict in verdicts:
         record = {"id": verdict.id, "suite": "s/m.py", "verdict": verdict.verdict, "findings": []}

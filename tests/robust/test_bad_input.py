@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class _Job:
     def __init__(self, trials: list[dict[str, Any]]) -> None:
         self.size, self.launcher, self.address, self.trials = 4, "none", "127.0.0.1", trials
         self.ranks = [types.SimpleNamespace(host="here")]
-        self.on_new_world = None
+        self.on_new_world = self.worlds = None
 
     def side(self, entry: str, argument: Any) -> _Side:
         json.dumps(argument)
@@ -81,12 +82,17 @@ class _Job:
         return
 
 
+def _spawn_nothing(ranks: int, arguments: list[str]) -> int:
+    print(f"no {ranks} ranks here", file=sys.stderr)
+    return 3
+
+
 @pytest.fixture
 def no_ranks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Nothing is started; what the planner is to say can be put into the list."""
     trials: list[dict[str, Any]] = []
-    monkeypatch.setattr(launch, "start", lambda settings: _Job(trials))
-    monkeypatch.setattr(launch, "spawn", lambda ranks, arguments: 3)
+    monkeypatch.setattr(launch, "start", lambda settings, ranks_per_world=None: _Job(trials))
+    monkeypatch.setattr(launch, "spawn", _spawn_nothing)
     monkeypatch.setattr("sbp.foreign.offers", lambda subject, python: {"versions": {}, "names": []})
     return trials
 

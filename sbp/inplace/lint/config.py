@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from sbp import toml
 from sbp.inplace.lint.findings import UNREADABLE, Finding
 
 LEVELS = ("certain", "likely")
@@ -123,7 +124,7 @@ def find(paths: Sequence[str]) -> Path | None:
     start = Path(paths[0]) if paths else Path()
     try:
         start = start.resolve()
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, ValueError):  # the last: no name that a file could have
         start = Path().resolve()
     for folder in (start, *start.parents):
         candidate = folder / "pyproject.toml"
@@ -143,29 +144,13 @@ def read(path: Path) -> Configuration:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from None
-    data = parse_toml(text, str(path))
+    try:
+        data = toml.parse(text, path)
+    except toml.TomlError as error:
+        raise ConfigurationError(str(error)) from None
     table = data.get("tool", {})
     for name in ("sbp", "lint"):
         table = table.get(name, {}) if isinstance(table, Mapping) else {}
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"{path}: tool.sbp.lint must be a table")
     return from_table(table, f"{path}: tool.sbp.lint", path.parent)
-
-
-def parse_toml(text: str, where: str) -> Mapping[str, Any]:
-    """The content of a TOML text. Raises ConfigurationError."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomlkit
-        from tomlkit.exceptions import ParseError
-
-        try:
-            content: Mapping[str, Any] = tomlkit.parse(text).unwrap()
-        except ParseError as error:
-            raise ConfigurationError(f"{where} is not valid TOML: {error}") from None
-        return content
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{where} is not valid TOML: {error}") from None

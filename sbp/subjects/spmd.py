@@ -191,6 +191,8 @@ class SpmdSubject(ParallelSubject):
             dtype = floating_dtype(program)
             if dtype is not None:
                 made.module.to(dtype)
+            if not case.gradients:
+                made.module.requires_grad_(False)
         if case.numpy and not isinstance(made.module, torch.nn.Module):
             made = replace(made, module=NumpyModule(made.module, case, loader, program.argument_names()))
         self.parallel = made

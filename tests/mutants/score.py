@@ -6,7 +6,9 @@ first finding is the planted place's quantity) and no correct case is called wro
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,19 +16,33 @@ from typing import Any
 from sbp.placement import parse_mesh
 from sbp.plan import PlanOptions
 from sbp.ranks import Ranks
-from sbp.suites.users import UserSuite, normalise_target
+from sbp.suites.users import UserSuite, load_module, normalise_target
+from sbp.trial import Trial
 
-FILE = Path(__file__).resolve().parent / "planted_cases.py"
-OPTIONS = PlanOptions((parse_mesh("4"),), rows=4)
-WRONG = ("wrong value", "wrong gradient", "wrong state", "wrong layout", "ranks disagree")
+FOLDER = Path(__file__).resolve().parent / "subjects"
+WRONG = ("wrong value", "wrong gradient", "wrong state", "wrong layout", "ranks disagree", "lost write")
+HONEST = ("pass", "noise")
+TIMEOUT = 120.0
+
+Run = Callable[[Trial], dict[str, Any]]
 
 
 @dataclass
 class Score:
+    """What came of the planted faults and of their correct counterparts.
+
+    Attributes:
+        planted, detected, named: numbers of faults; ``kinds``: how many of each kind are planted.
+        correct: trials of correct cases.
+        misses: what was not detected, or named otherwise, in a line each.
+        alarms: the correct trials that did not pass.
+    """
+
     planted: int = 0
     detected: int = 0
     named: int = 0
     correct: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
     misses: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
 
@@ -40,45 +56,72 @@ def first_quantity(record: dict[str, Any]) -> str:
     return str(findings[0].get("quantity", ""))
 
 
-def measure() -> Score:
-    sys.path.insert(0, str(FILE.parent))
-    from planted_cases import MUTANTS, RIGHT
+def is_named(quantity: str, due: str) -> bool:
+    """Whether the quantity is the one that is due, in whatever step."""
+    return quantity == due or quantity.startswith((f"{due} of step ", f"{due} after step "))
 
-    suite = UserSuite(normalise_target(str(FILE)))
-    ranks = Ranks(4, timeout=120.0)
+
+def options(dtype: str) -> PlanOptions:
+    return PlanOptions((parse_mesh("4"),), rows=4, dtypes=(dtype,))
+
+
+def measure(only: str = "") -> Score:
+    """Run all that is planted, or the files and faults whose name has ``only`` in it."""
     score = Score()
-
-    def records(case: str) -> list[dict[str, Any]]:
-        return [ranks.run(trial) for trial in suite.plan(case, OPTIONS)]
-
+    ranks = Ranks(4, timeout=TIMEOUT)
     try:
-        for name in RIGHT:
-            found = records(name)
-            score.correct += len(found)
-            if not found or any(record["verdict"] != "pass" for record in found):
-                score.alarms.append(f"{name}: {[record['verdict'] for record in found]}")
-        for mutant in MUTANTS:
-            score.planted += 1
-            found = records(mutant.planted.name)
-            name = f"{mutant.planted.name} ({mutant.category})"
-            if not found or any(record["verdict"] not in WRONG for record in found):
-                score.misses.append(f"not detected: {name}: {[record['verdict'] for record in found]}")
-                continue
-            score.detected += 1
-            quantities = {first_quantity(record) for record in found}
-            named = all(
-                q == mutant.quantity or q.startswith(mutant.quantity + " of step") for q in quantities
-            )
-            score.named += named
-            if not named:
-                score.misses.append(f"named otherwise: {name}: {quantities}, not {mutant.quantity}")
+        for path in sorted(FOLDER.glob("*.py")):
+            planted = getattr(load_module(str(path)), "PLANTED", None)
+            if planted is not None:
+                measure_file(UserSuite(normalise_target(str(path))), planted, ranks.run, score, only)
     finally:
         ranks.close()
     return score
 
 
+def measure_file(suite: UserSuite, planted: Any, run: Run, score: Score, only: str) -> None:
+    def records(case: str, dtype: str) -> list[dict[str, Any]]:
+        return [run(trial) for trial in suite.plan(case, options(dtype))]
+
+    for case, dtype in planted.right:
+        if only not in f"{suite.name}/{case.name}":
+            continue
+        found = records(case.name, dtype)
+        score.correct += len(found)
+        wrong = [record for record in found if record["verdict"] not in HONEST]
+        if wrong or not found:
+            score.alarms.append(f"{case.name}: {[describe(record) for record in wrong]}")
+    for mutant in planted.mutants:
+        if only not in f"{suite.name}/{mutant.planted.name}":
+            continue
+        score.planted += 1
+        score.kinds[mutant.kind] = score.kinds.get(mutant.kind, 0) + 1
+        found = records(mutant.planted.name, mutant.dtype)
+        name = f"{mutant.planted.name} ({mutant.kind})"
+        wrong = [record for record in found if record["verdict"] in WRONG]
+        if not wrong:
+            score.misses.append(f"not detected: {name}: {[describe(record) for record in found]}")
+            continue
+        score.detected += 1
+        quantities = {first_quantity(record) for record in wrong}
+        if all(is_named(quantity, mutant.quantity) for quantity in quantities):
+            score.named += 1
+        else:
+            score.misses.append(f"named otherwise: {name}: {sorted(quantities)}, not {mutant.quantity}")
+
+
+def describe(record: dict[str, Any]) -> str:
+    finding = (record.get("findings") or [{}])[0]
+    return f"{record['verdict']} {finding.get('quantity', '')}: {finding.get('relation', '')}"
+
+
 def main() -> int:
-    score = measure()
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants.score", description=__doc__)
+    parser.add_argument("only", nargs="?", default="", help="files and faults with this in their name")
+    arguments = parser.parse_args()
+    score = measure(arguments.only)
+    if not score.planted:
+        parser.error(f"nothing planted has {arguments.only!r} in its name")
     print(f"detected {score.detected} of {score.planted} ({score.detected / score.planted:.0%})")
     print(f"named right {score.named} of {score.planted} ({score.named / score.planted:.0%})")
     print(f"{len(score.alarms)} false alarms in {score.correct} correct trials")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.mutants.kinds import KINDS
 from tests.mutants.score import measure
 
 pytestmark = pytest.mark.distributed
@@ -11,5 +12,6 @@ pytestmark = pytest.mark.distributed
 
 def test_planted_faults_are_found_and_named() -> None:
     score = measure()
-    assert score.planted >= 30
+    assert score.planted >= 60
     assert score.good, [*score.misses, *score.alarms]
+    assert set(score.kinds) == set(KINDS)

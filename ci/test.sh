@@ -6,10 +6,10 @@ cd "$(dirname "$0")/.."
 prepare_environment run,mpich,fuzz,flake8,test
 export PATH="$VENV/bin:$PATH" OMP_NUM_THREADS=1
 
-# The HTML page is tried in a real browser, the shell scripts are checked. Where they cannot be had, the tests that
+# The HTML page is tried in a real browser, the shell scripts are checked, the completions in their shells. Where they cannot be had, the tests that
 # need them say that they were skipped.
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  for package in chromium shellcheck; do
+  for package in chromium shellcheck zsh fish; do
     command -v "$package" >/dev/null && continue
     { apt-get -qq update && apt-get -qq install --yes --no-install-recommends "$package"; } >/dev/null 2>&1 ||
       echo "could not install $package; its tests are skipped" >&2

@@ -29,8 +29,8 @@ there is one, 3 where an operator could not be judged."""
 SECONDS = 60.0
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command; returns the exit code."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line of ``sbp audit``."""
     parser = Parser(
         prog="sbp audit",
         description="Judge a subject's sharding rules by what is true, without ranks.",
@@ -49,8 +49,13 @@ def main(argv: Sequence[str]) -> int:
         help="how many operators at a time; all cores without it",
     )
     add("--seconds", type=parse_time, default=SECONDS, metavar="T", help=f"for one operator ({SECONDS:g})")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; returns the exit code."""
     try:
-        options = parser.parse_args(list(argv))
+        options = make_parser().parse_args(list(argv))
     except SystemExit as stop:
         return int(stop.code or 0)
     try:

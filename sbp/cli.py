@@ -33,6 +33,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("speed", "sbp.speed.command:main", "time models on one device against parallel plans"),
     Command("doctor", "sbp.doctor:main", "what is here to run ranks with, and what is wrong with it"),
     Command("known", "sbp.known_command:main", "check and update a file of known failures"),
+    Command("completion", "sbp.completion:main", "what completes these commands in bash, zsh or fish"),
 )
 
 USAGE = 2

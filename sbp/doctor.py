@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -200,11 +201,16 @@ CHECKS: tuple[Callable[[], Check], ...] = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print what was found; the exit code is 1 where something is wrong."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line of ``sbp doctor``."""
     parser = Parser(prog="sbp doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what was found; the exit code is 1 where something is wrong."""
+    options = make_parser().parse_args(argv)
     found = [check() for check in CHECKS]
     wrong = [check for check in found if check.advice]
     if options.json:

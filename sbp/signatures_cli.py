@@ -37,8 +37,8 @@ come out even, (nonempty) where no rank has an empty piece, (finite) without NaN
 given the size of its own piece of the result."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command; returns the exit code."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line of ``sbp signatures``."""
     parser = Parser(
         prog="sbp signatures",
         description="Find out by experiment which SBP signatures are true for an operator of torch.",
@@ -58,8 +58,13 @@ def main(argv: Sequence[str]) -> int:
         metavar="N",
         help="how many operators at a time; all cores without it",
     )
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; returns the exit code."""
     try:
-        options = parser.parse_args(list(argv))
+        options = make_parser().parse_args(list(argv))
     except SystemExit as stop:
         return int(stop.code or 0)
     try:

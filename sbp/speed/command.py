@@ -14,7 +14,7 @@ from typing import Any
 import launch
 from sbp.lead import check_torch, versions
 from sbp.speed.report import FORMAT, SINGLE, Comparison, Measured, gather, lines, to_dict
-from sbp.usage import INCOMPLETE, OK, USAGE, UsageError, parse_time
+from sbp.usage import INCOMPLETE, OK, USAGE, Parser, UsageError, parse_time
 
 CASES = ("mlp", "transformer", "resnet")
 PLANS = ("tensor parallel", "ddp", "fsdp2")
@@ -38,7 +38,7 @@ exit code: 0 measured; 2 bad usage or input; 3 it could not be measured."""
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line of ``sbp speed``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sbp speed",
         description=DESCRIPTION,
         epilog=EXAMPLES,

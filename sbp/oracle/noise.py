@@ -86,6 +86,9 @@ def low_reference(
             half = epsilon / 2
             l2 = max(l2, float(np.linalg.norm(apart)), half * due.norm)
             largest = max(largest, float(apart.max(initial=0.0)), half * _largest(due.value))
+            if bool(np.any(~np.isfinite(rounded.value) & np.isfinite(due.value))):
+                # Too large for the precision on one device already: nothing can be asked of it.
+                l2 = largest = float("inf")
         quantities[name] = replace(due, dtype=rounded.dtype, noise=(l2, largest))
     return Reference(quantities, cotangents)
 

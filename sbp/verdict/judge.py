@@ -104,7 +104,7 @@ def judge_rows(rows_by_rank: Sequence[Sequence[Row]], mesh: Mesh) -> Judgement:
         if mute:
             silent.append(name)
         heard += not mute
-        if level > 0:
+        if 0 < level < math.inf:
             noise[name] = (error, level)
             if is_low(first.dtype) and not mute:
                 sensitivity = max(sensitivity, L2_FACTOR * level)
@@ -175,7 +175,9 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
     relative = {rank: norm / scale for rank, (_, norm) in errors.items()}
     overall = _overall(errors, sbp, mesh) / scale
     noise, most = first.noise
-    if noise > 0 and math.isfinite(overall):
+    if math.isinf(noise):
+        off: tuple[int, ...] = ()
+    elif noise > 0 and math.isfinite(overall):
         # The limit is for the whole tensor; where it is passed, the ranks that are off are those that pass their share.
         allowed = max(L2_FACTOR * noise / scale, 0.0 if is_low(first.dtype) else limit)
         above = {rank for rank, (biggest, _) in errors.items() if not biggest <= LARGEST_FACTOR * most}
@@ -189,6 +191,8 @@ def _judge_quantity(name: str, rows: dict[int, Row], mesh: Mesh) -> tuple[list[F
         off = tuple(rank for rank, error in relative.items() if not error <= limit)
     odd = () if partial else _odd_replicas(rows, sbp, mesh)
     if not off and not odd:
+        if math.isinf(noise):
+            return [], 0.0
         return [], overall if noise > 0 else max(relative.values(), default=0.0)
     worst = max(relative, key=lambda rank: relative[rank])
     relation = ""

@@ -69,6 +69,9 @@ def _explain(held: list[Array], due: list[Array], mesh: Mesh) -> str | None:
     missing = np.isnan(one) & ~np.isnan(other)
     if missing.any():
         return f"NaN in {int(missing.sum())} of {one.size} elements, where the reference has numbers"
+    endless = np.isinf(one) & np.isfinite(other)
+    if endless.any():
+        return f"infinite in {int(endless.sum())} of {one.size} elements, where the reference has numbers"
     one, other = one.astype(_wide(one)), other.astype(_wide(other))
     if not np.any(one):
         return "zero, where the reference is not"
@@ -177,7 +180,10 @@ def _factor(one: Array, other: Array) -> complex | float | None:
     weight = np.vdot(other, other)
     if weight == 0 or not np.isfinite(weight):
         return None
-    factor = np.vdot(other, one) / weight
+    with np.errstate(all="ignore"):
+        factor = np.vdot(other, one) / weight
+    if not np.isfinite(factor):
+        return None
     if np.linalg.norm(one - factor * other) > _EXPLAINED * np.linalg.norm(one) and np.any(one):
         return None
     return complex(factor) if np.iscomplexobj(factor) else float(factor)

@@ -34,4 +34,8 @@ KINDS = (
     "sharded optimizer",
     "dropout: the same on all shards",
     "dropout: different on replicas",
+    "a view's write lost",
+    "+= on P",
+    "float32 accumulation lost",
+    "sharding rule of DTensor",
 )

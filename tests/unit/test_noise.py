@@ -155,3 +155,12 @@ def test_nothing_but_zeros_is_no_pass() -> None:
     found = {name: torch.from_numpy(np.array(due.value)) for name, due in reference.quantities.items()}
     judgement = judge(reference, found)
     assert judgement.verdict == "pass" and judgement.silent == ("y.grad",)
+
+
+def test_what_overflows_on_one_device_already_says_nothing() -> None:
+    program = Program(torch.exp, (torch.tensor([1.0, 30.0], dtype=torch.float16),), names=("x",))
+    reference = low_reference(program, "exp", "float16", spread=1.0)
+    found = {"output": torch.tensor([7.0, float("inf")], dtype=torch.float16)}
+    judgement = judge(reference, found, ranks=2)
+    assert judgement.verdict == "no signal" and judgement.silent == ("output",)
+    assert not judgement.noise and judgement.sensitivity == 0

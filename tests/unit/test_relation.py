@@ -43,3 +43,13 @@ def test_the_words(spoil: Callable[[Array], Array], words: str) -> None:
 def test_what_follows_no_rule_is_given_none() -> None:
     pieces = [np.random.default_rng(5).standard_normal((6, 5))] * 4
     assert describe_difference(pieces, EXPECTED, "B", MESH) == "differs, by no simple rule on every rank"
+
+
+def test_an_infinity_where_a_number_is_due_is_said() -> None:
+    expected = np.arange(1.0, 9.0)
+    wrong = expected.copy()
+    wrong[3] = np.inf
+    words = describe_difference([wrong, wrong], expected, None, Mesh((2,)))
+    assert "infinite in 2 of 16 elements" in words
+    # Nor is the factor between numbers so far apart a number.
+    assert describe_difference([expected * 1e307] * 2, expected * 1e-150, None, Mesh((2,)))

@@ -22,6 +22,7 @@ class Mutant:
         kind: what sort of fault it is, one of ``tests.mutants.kinds.KINDS``.
         quantity: what has to be named first: the result nearest to the fault.
         dtype: in which the trial runs.
+        explained: whether its error is within what rounding explains, so that it cannot be told from honest code.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class Mutant:
     right: Case
     planted: Case
     dtype: str = "float64"
+    explained: bool = False
 
 
 @dataclass
@@ -39,14 +41,18 @@ class Planted:
     right: list[tuple[Case, str]] = field(default_factory=list)
 
     def plant(
-        self, make: Callable[[str], Case], faults: dict[str, tuple[str, str]], dtype: str = "float64"
+        self,
+        make: Callable[[str], Case],
+        faults: dict[str, tuple[str, str]],
+        dtype: str = "float64",
+        explained: bool = False,
     ) -> None:
         """``make(fault)`` is the case with that fault, ``make("none")`` the correct one; ``faults`` says of each its
         kind and quantity."""
         right = make(RIGHT)
         self.right.append((right, dtype))
         for fault, (kind, quantity) in faults.items():
-            self.mutants.append(Mutant(kind, quantity, right, make(fault), dtype))
+            self.mutants.append(Mutant(kind, quantity, right, make(fault), dtype, explained))
 
     def cases(self) -> Iterator[Case]:
         yield from (case for case, _ in self.right)

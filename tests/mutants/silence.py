@@ -23,8 +23,8 @@ PARTS = {
 
 @dataclass
 class Silence:
-    """``trials``: those that passed; ``low``: of these, below float64; ``alarms``: what was called wrong, in a line each;
-    ``complete``: whether the runs came to their end."""
+    """``trials``: those that passed; ``low``: of these, below float64; ``alarms``: what was called wrong, in a line
+    each; ``complete``: whether the runs came to their end."""
 
     trials: int = 0
     low: int = 0

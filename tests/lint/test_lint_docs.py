@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from sbp.inplace.lint.command import make_parser
 from sbp.inplace.lint.config import Configuration, read
 from sbp.inplace.lint.files import lint_text
 from sbp.inplace.records import FAULTS, OUTCOMES
@@ -41,14 +39,6 @@ def test_the_configuration_is_accepted(tmp_path: Path) -> None:
     path.write_text(block)
     configuration = read(path)
     assert (configuration.level, configuration.sources) == ("certain", ("my_package.parallel.shard",))
-
-
-def test_the_commands_are_understood() -> None:
-    [block] = re.findall(r"```console\n(.*?)```", LINT, re.S)
-    for line in block.splitlines():
-        words = shlex.split(line.removeprefix("$ "))
-        assert words[:2] == ["sbp", "lint"]
-        make_parser().parse_args(words[2:])
 
 
 def test_every_outcome_of_the_watch_is_explained() -> None:

@@ -97,11 +97,11 @@ def _python_path() -> str:
 
 
 def _open_output(directory: str | None, name: str) -> int:
-    """A file for what a process prints, opened to append. Without a directory it has no name: nobody else can open
-    it, and it is gone with the last process that has it, however that ends."""
+    """A file for what a process prints, opened to append; in a directory it is begun anew. Without a directory it has
+    no name: nobody else can open it, and it is gone with the last process that has it, however that ends."""
     flags = os.O_RDWR | os.O_APPEND
     if directory is not None:
-        return os.open(Path(directory) / name, flags | os.O_CREAT, 0o600)
+        return os.open(Path(directory) / name, flags | os.O_CREAT | os.O_TRUNC, 0o600)
     path = tempfile.gettempdir()
     try:
         return os.open(path, flags | os.O_TMPFILE, 0o600)

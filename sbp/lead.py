@@ -25,6 +25,7 @@ from sbp.inplace.in_trials import identity
 from sbp.known import Known, KnownError, Usage, describe_stale, load_known
 from sbp.many import Others, Tickets, follow, share_start
 from sbp.placement import PlacementError, parse_mesh, parse_sbp, show
+from sbp.rank_logs import with_rank_logs
 from sbp.report import results
 from sbp.results import FORMAT, ResultsError, ResultsWriter
 from sbp.select import SelectionError, compile_expression
@@ -60,6 +61,11 @@ def make_settings(options: argparse.Namespace) -> launch.Settings:
     Raises UsageError.
     """
     check_options(options)
+    settings = _settings_of_subject(options)
+    return with_rank_logs(settings, options.rank_logs) if options.rank_logs is not None else settings
+
+
+def _settings_of_subject(options: argparse.Namespace) -> launch.Settings:
     if foreign.find(options.subject) is not None:
         return foreign.settings(options.subject, options.subject_python, options.seed)
     return launch.Settings(

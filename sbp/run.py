@@ -92,6 +92,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="do not look for in-place writes to distributed tensors while the trials run",
     )
     add("--known", metavar="FILE|none", help="known failures: --known my.toml (default: those that ship)")
+    add(
+        "--rank-logs",
+        metavar="DIR",
+        help="keep what the cases print, a file for each rank: --rank-logs logs (without it, it is dropped)",
+    )
     add("--results", metavar="FILE", help="write the verdicts as JSON lines: --results results.jsonl")
     add(
         "--resume", metavar="FILE", help="go on where the run that wrote FILE stopped: --resume results.jsonl"

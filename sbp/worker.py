@@ -28,6 +28,7 @@ from sbp.oracle.tolerance import is_low
 from sbp.placement import parse_mesh
 from sbp.process_state import changes, state
 from sbp.program import Program
+from sbp.rank_logs import say_trial
 from sbp.subjects.dtensor import DTensorSubject, is_refusal
 from sbp.subjects.mpi import expect_mpi
 from sbp.subjects.parallel import ParallelSubject
@@ -125,6 +126,7 @@ class Worker:
         the subject raised, if any."""
         begin = time.perf_counter()
         trial = Trial.from_dict(request["trial"])
+        say_trial(self.rank, trial.id)
         case = self._case(trial)
         reference = self._reference_of(trial, case)
         mesh = parse_mesh(trial.mesh)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sbp.placement import Mesh, parse_mesh, parse_sbp, show, split
+from sbp.rank_logs import say_trial
 from sbp.trial import Trial, stable_seed
 from sbp.verdict.compare import Observed
 
@@ -163,6 +164,7 @@ class Host:
         begin = time.perf_counter()
         assert self.subject is not None
         trial = Trial.from_dict(request["trial"])
+        say_trial(self.context.rank, trial.id)
         task = cut_task(self._cases[request["case"]], trial, self.context.rank, self.subject.balanced)
         observed: list[Observed] = []
         error: dict[str, Any] | None = None

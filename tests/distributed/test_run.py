@@ -272,3 +272,34 @@ def test_an_interrupted_run_keeps_what_it_has_and_says_so(tmp_path: Path, number
     assert process.returncode != 0
     read = results.read(path)
     assert len(read.verdicts) > 3 and not read.complete
+
+
+def test_what_cases_print_is_kept_by_rank_and_by_trial(tmp_path: Path) -> None:
+    (tmp_path / "talks.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "from torch import nn\n"
+        "from sbp import case\n"
+        "class Talks(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if dist.is_initialized() and torch.is_grad_enabled():\n"
+        "            print('python', dist.get_rank())\n"
+        "            os.write(2, b'beneath python\\n')\n"
+        "        return super().forward(x)\n"
+        "@case(spmd=lambda module, world: module)\n"
+        "def first():\n"
+        "    return Talks(4, 4), torch.randn(2, 4)\n"
+        "second = first.variant('second')\n"
+    )
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank1.log").write_text("of an earlier run\n")
+    result = run(str(tmp_path / "talks.py"), "--rank-logs", str(logs), ranks=2)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "beneath" not in result.stdout + result.stderr
+    for rank in (0, 1):
+        text = (logs / f"rank{rank}.log").read_text()
+        first, second = text.split(f"[rank {rank}] ")[1:]
+        for case, part in (("first", first), ("second", second)):
+            assert f"talks.py/{case}/2" in part
+            assert f"python {rank}\n" in part and "beneath python\n" in part
+        assert "earlier" not in text

@@ -97,7 +97,9 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return trials
 
 
-OPTIONS = [word for action in make_parser()._actions for word in action.option_strings if word != "--results"]
+# Any value of these would be a file or a folder that is made.
+MAKING = ("--results", "--rank-logs")
+OPTIONS = [word for action in make_parser()._actions for word in action.option_strings if word not in MAKING]
 GOOD = [
     "Linear",
     "modules",

@@ -22,6 +22,7 @@ step ruff check .
 step ruff format --check .
 step mypy
 step lint-imports
+step env PYTHON="$VENV/bin/python" bash ci/package.sh
 # The tests that start ranks of their own come after the others: they want the cores for themselves.
 step python -m pytest -q -n 2 --dist worksteal -m "not distributed"
 step python -m pytest -q -m distributed

@@ -19,7 +19,7 @@ from sbp import Case, Parallel, Train, World, call
 
 __all__ = ["CASES"]
 
-SEEDS = 40
+SEEDS = 120
 
 
 class Sum(torch.autograd.Function):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
-from launch.network import LOOPBACK, distinct_names, host_identity
+from launch.network import LOOPBACK, distinct_names, host_identity, loopback_interface
 from launch.sockets import ChannelLost, gather, join, new_token
 
 # Launcher -> the variables that hold the number of ranks and the rank, and others that must be set too. The first that
@@ -251,7 +251,25 @@ def first_host(nodes: str) -> str:
     return f"{match[1]}{match[2] or ''}{match[3] or ''}"
 
 
+# Launcher -> the variable that holds the number of ranks on this host.
+_LOCAL_SIZES = {"mpich": "MPI_LOCALNRANKS", "openmpi": "OMPI_COMM_WORLD_LOCAL_SIZE"}
+# Tell MPI's transports (UCX, and libfabric's two over TCP) which interface to listen on.
+_MPI_INTERFACE = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
+
+
+def keep_mpi_on_loopback(found: Announced) -> None:
+    """Where the launcher has put all ranks on one host, MPI is to listen where no other host reaches it. What the
+    user has set stays."""
+    interface = loopback_interface()
+    if interface and os.environ.get(_LOCAL_SIZES[found.launcher]) == str(found.size):
+        for name in _MPI_INTERFACE:
+            os.environ.setdefault(name, interface)
+        # Open MPI's own transport over TCP listens on all addresses, whatever interface it is given.
+        os.environ.setdefault("OMPI_MCA_btl", "^tcp")
+
+
 def _open_mpi(found: Announced) -> MpiChannel:
+    keep_mpi_on_loopback(found)
     try:
         with warnings.catch_warnings():
             # It warns of a launcher that does not fit in several lines on every rank; here it is refused in one.

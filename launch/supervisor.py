@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launch.folder import PrivateFolder, remove_left_behind
 from launch.process import (
     Activity,
     activity,
@@ -37,6 +38,8 @@ from launch.worker import WorkerContext
 _KEPT_OUTPUT = 1 << 20
 # How long a process is watched before it counts as idle, in seconds; CPU time is counted in hundredths.
 IDLE_INTERVAL = 0.1
+# The variable that tells a worker of a private folder for its temporary files. It is emptied when the worker goes.
+FOLDER = "SBP_LAUNCH_FOLDER"
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,9 @@ class Supervisor:
         self._control: socket.socket | None = None
         self._output = _open_output(settings.output_directory, f"{log}.log")
         self._side_output = _open_output(settings.output_directory, f"{log}.side.log")
+        if rank == 0:
+            remove_left_behind()
+        self._folder = PrivateFolder()
         # A case may leave processes behind that are in no group of ours: they are found as orphans.
         adopt_orphans()
         self._others = children()
@@ -139,6 +145,7 @@ class Supervisor:
         extra = {
             "PYTHONHASHSEED": hash_seed(self.settings.seed, self.rank),
             "PYTHONPATH": _python_path(),
+            FOLDER: self._folder.path,
             **self.settings.environment,
         }
         return worker_environment(extra)
@@ -312,6 +319,7 @@ class Supervisor:
             self.how_it_ended(worker)
         self._ends.clear()
         self._trim_output()
+        self._folder.empty()
 
     def _trim_output(self) -> None:
         """Keep the beginning and the end of what workers printed."""
@@ -338,6 +346,7 @@ class Supervisor:
         end_children(self._others)
         for file in (self._output, self._side_output):
             os.close(file)
+        self._folder.close()
 
 
 class Worker:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launch.spawn import find_mpirun
+from sbp.escape import one_line
 from sbp.usage import Parser
 
 OK, WRONG = 0, 1
@@ -218,9 +219,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG if wrong else OK
     width = max(len(check.name) for check in found)
     for check in found:
-        print(f"{'!' if check.advice else ' '} {check.name:<{width}}  {check.found}")
+        print(one_line(f"{'!' if check.advice else ' '} {check.name:<{width}}  {check.found}"))
         if check.advice:
-            print(f"  {'':<{width}}  -> {check.advice}")
+            print(one_line(f"  {'':<{width}}  -> {check.advice}"))
     print("nothing is wrong" if not wrong else f"{len(wrong)} to look at")
     return WRONG if wrong else OK
 

@@ -101,13 +101,18 @@ def offers(subject: ForeignSubject, python: str) -> dict[str, Any]:
     Raises UsageError where the interpreter, or the subject in it, does not start.
     """
     module = subject.entry.partition(":")[0]
-    script = f"import json, {module} as subject; print(json.dumps(subject.offers()))"
+    script = "import importlib, json, sys; print(json.dumps(importlib.import_module(sys.argv[1]).offers()))"
     own = str(Path(__file__).resolve().parent.parent)
     paths = os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH"))))
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": paths}
     try:
         ended = subprocess.run(
-            [python, "-c", script], capture_output=True, text=True, timeout=120, env=environment, check=False
+            [python, "-c", script, module],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            check=False,
         )
     except OSError as error:
         raise UsageError(f"--subject-python {python}: {error.strerror}") from error

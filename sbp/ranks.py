@@ -9,15 +9,14 @@ from __future__ import annotations
 import atexit
 import io
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from launch.folder import PrivateFolder, remove_left_behind
 from launch.process import worker_environment
 from launch.wire import Connection, ConnectionClosed
 from sbp.trial import Trial
@@ -47,7 +46,7 @@ class Ranks:
         self.size = size
         self.timeout = timeout
         self.seed = seed
-        self._folder: str | None = None
+        self._folder: PrivateFolder | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._owner = os.getpid()
@@ -82,10 +81,11 @@ class Ranks:
         return result
 
     def _start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="sbp-ranks-")
-        path = os.path.join(self._folder, "socket")
+        remove_left_behind()
+        self._folder = PrivateFolder()
+        path = self._inside("socket")
         environment = worker_environment({"PYTHONPATH": _python_path()})
-        with socket.socket(socket.AF_UNIX) as listener, open(self._log(), "wb") as log:
+        with socket.socket(socket.AF_UNIX) as listener, open(self._inside("log"), "wb") as log:
             listener.bind(path)
             listener.listen(1)
             self._process = subprocess.Popen(
@@ -112,13 +112,13 @@ class Ranks:
         if self._connection.receive(60.0) is None:
             raise self._failed("the ranks do not answer")
 
-    def _log(self) -> str:
-        return os.path.join(self._folder or "", "log")
+    def _inside(self, name: str) -> str:
+        return os.path.join(self._folder.path if self._folder is not None else "", name)
 
     def _failed(self, what: str) -> RanksError:
         """The error with the last line that the ranks printed; closes them."""
         try:
-            lines = Path(self._log()).read_text(errors="replace").strip().splitlines()
+            lines = Path(self._inside("log")).read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
         self.close()
@@ -142,7 +142,7 @@ class Ranks:
                     continue
             self._process = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
             self._folder = None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sbp.escape import printable
 from sbp.report.junit import describe_finding, headline
 from sbp.report.results import Results, group_failures
 
@@ -63,7 +64,8 @@ def annotate(annotations: Sequence[Annotation], most: int = MOST_OF_A_KIND) -> l
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    # The runner shows its log with colours, so what would steer a terminal is made visible first.
+    return printable(text).replace("%", "%25").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

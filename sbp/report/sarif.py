@@ -221,7 +221,7 @@ class Fingerprints:
 def _read_source(path: Path) -> str | None:
     try:
         return path.read_bytes().decode("utf-8", "replace")
-    except OSError:
+    except (OSError, ValueError):  # a path from a results file may hold what no path can
         return None
 
 

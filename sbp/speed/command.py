@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import launch
+from sbp.escape import complain
 from sbp.lead import check_torch, versions
 from sbp.speed.report import FORMAT, SINGLE, Comparison, Measured, gather, lines, to_dict
 from sbp.usage import INCOMPLETE, OK, USAGE, Parser, UsageError, parse_time
@@ -229,5 +230,4 @@ def _compare(
 
 
 def _complain(line: str, code: int) -> int:
-    print(f"sbp speed: {line}", file=sys.stderr)
-    return code
+    return complain("sbp speed", line, code)

@@ -6,6 +6,7 @@ name, whatever wraps them.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ from sbp.subjects.parallel import (
     observe_claimed,
 )
 from sbp.verdict.compare import Observed
+
+_LONGEST_PATH = 4096  # of Linux
 
 
 @dataclass(frozen=True)
@@ -219,9 +222,16 @@ def other_values(program: Program) -> Program:
 
 def shared_folder(rank: int) -> str:
     """A fresh folder that all ranks see, on one machine or a shared file system."""
-    name = [tempfile.mkdtemp(prefix="sbp-checkpoint-") if rank == 0 else ""]
-    dist.broadcast_object_list(name, src=0)
-    return name[0]
+    name = b""
+    if rank == 0:
+        # Where the ranks' supervisors removes what a killed worker leaves; see launch.folder.
+        name = os.fsencode(tempfile.mkdtemp(prefix="checkpoint-", dir=os.environ.get("SBP_LAUNCH_FOLDER")))
+    # As bytes: torch's broadcast of objects would unpickle whatever arrives.
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    letters = torch.zeros(_LONGEST_PATH, dtype=torch.uint8, device=device)
+    letters[: len(name)] = torch.tensor(list(name), dtype=torch.uint8, device=device)
+    dist.broadcast(letters, src=0)
+    return os.fsdecode(bytes(letters.tolist()).rstrip(b"\0"))
 
 
 def save_checkpoint(module: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Sequence
 
-from sbp.escape import printable
+from sbp.escape import one_line, printable
 from sbp.inplace.lint.config import Configuration
 from sbp.inplace.lint.files import read_bytes
 from sbp.inplace.lint.findings import Finding
@@ -33,7 +34,7 @@ def run_fixes(paths: Sequence[str], configuration: Configuration, jobs: int, wri
         if outcome.data != before and outcome.fixed:
             changed += 1
             if show:
-                print(difference(path, before, outcome.data), end="")
+                print(shown(difference(path, before, outcome.data)), end="")
             if write and not replace_file(path, outcome.data):
                 left += 1
                 continue
@@ -69,6 +70,11 @@ def difference(path: str, before: bytes, after: bytes) -> str:
     )
 
 
+def shown(text: str) -> str:
+    """A diff as it is for a file or a pipe (``patch`` takes it), without what would steer a terminal on one."""
+    return printable(text) if sys.stdout.isatty() else text
+
+
 def replace_file(path: str, data: bytes) -> bool:
     """Put new content into a file all at once, with the old permissions; False, and a line, if it cannot be."""
     target = os.path.realpath(path)
@@ -83,6 +89,6 @@ def replace_file(path: str, data: bytes) -> bool:
     except OSError as error:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
-        print(f"{path}: cannot be written: {error.strerror or error}")
+        print(one_line(f"{path}: cannot be written: {error.strerror or error}"))
         return False
     return True

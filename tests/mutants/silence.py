@@ -1,6 +1,7 @@
 """Correct subjects, of which nothing may be called wrong: how many trials pass in silence.
 
 - ``honest/``: per-rank code in many sizes, in float64, bfloat16, float16 and float32.
+- the same folder's plans (tensor parallel, FSDP) and operators on DTensor, on one and two mesh axes.
 - the built-in modules on DTensor, in the same precisions, at the quick level. What torch does wrong there stands with
   its reason among the known failures; those trials are no correct subjects and are not counted, nor are refusals.
 """
@@ -10,13 +11,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HONEST = Path(__file__).resolve().parent / "honest" / "random_sizes.py"
+HONEST = Path(__file__).resolve().parent / "honest"
 DTYPES = ("float64", "bfloat16", "float16", "float32")
 PARTS = {
-    "honest": [str(HONEST)],
+    "honest": [str(HONEST / "random_sizes.py")],
+    "plans": [str(HONEST / "plans_and_operators.py"), "--level", "quick"],
     "modules": ["--suite", "modules", "--level", "quick"],
 }
 
@@ -32,13 +35,13 @@ class Silence:
     complete: bool = True
 
 
-def run(folder: Path, budget: str | None = None) -> int:
-    """Run both parts on four ranks, or go on with runs that were stopped; the results are written to ``folder``. The
+def run(folder: Path, budget: str | None = None, parts: Iterable[str] = tuple(PARTS)) -> int:
+    """Run the parts on four ranks, or go on with runs that were stopped; the results are written to ``folder``. The
     largest exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     worst = 0
-    for name, targets in PARTS.items():
-        path = folder / f"{name}.jsonl"
+    for name in parts:
+        targets, path = PARTS[name], folder / f"{name}.jsonl"
         command = [sys.executable, "-m", "sbp.run", "-n", "4", "--no-watch", *targets]
         for dtype in DTYPES:
             command += ["--dtype", dtype]

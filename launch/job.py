@@ -385,7 +385,7 @@ class Job:
             look = looks.get(rank)
             if look is None or look["number"] != self._number or look["idle"] < due:
                 return None
-            if not _waits_in(look["stack"], self.settings.waiting_files):
+            if not _waits_in(look["stack"], self.settings.waiting_files, self.settings.passing_files):
                 return None
         if failure:
             return "waiting", "stopped: it waited for a rank that had failed"
@@ -464,16 +464,17 @@ class Job:
         self._channel.abort()
 
 
-def _waits_in(stack: str, files: Sequence[str]) -> bool:
-    """Whether the main thread's innermost frames are in one of ``files``.
+def _waits_in(stack: str, files: Sequence[str], passing: Sequence[str] = ()) -> bool:
+    """Whether the main thread's innermost frames, but for those in one of ``passing``, are in one of ``files``.
 
     faulthandler lists the threads, each with its innermost frame first; the main one comes last.
     """
     threads = [part for part in stack.replace("Current thread", "Thread").split("Thread ") if "File" in part]
     if not threads:
         return False
-    frames = [line for line in threads[-1].splitlines() if line.lstrip().startswith("File")][:_FRAMES]
-    return any(name in frame for frame in frames for name in files)
+    frames = [line for line in threads[-1].splitlines() if line.lstrip().startswith("File")]
+    own = [frame for frame in frames if not any(name in frame for name in passing)][:_FRAMES]
+    return any(name in frame for frame in own for name in files)
 
 
 def _serve(relay: _Relay, channel: Channel) -> None:

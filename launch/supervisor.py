@@ -59,6 +59,8 @@ class Settings:
             removed at the end.
         waiting_files: parts of file names; a worker whose innermost Python frames are in such a file waits for
             other ranks.
+        passing_files: parts of names of files whose frames do not count there: what a call only passes through, such as
+            dispatchers.
         grace: how many seconds the other ranks get at the most once one has failed. Those that wait for it in a
             collective are stopped at once in any case; without a limit, those that compute get their full time.
         exchange: ``package.module:function``, run in a process of its own with ``(argument, connection)`` on each rank
@@ -75,6 +77,7 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict)
     output_directory: str | None = None
     waiting_files: tuple[str, ...] = ("/torch/distributed/",)
+    passing_files: tuple[str, ...] = ("/torch/_ops.py", "/torch/_compile.py", "/torch/_dynamo/")
     grace: float = math.inf
     exchange: str | None = None
 

@@ -50,6 +50,8 @@ PRELOAD = (
     "sbp.inplace.watch",
 )
 
+# A collective of a trial that is watched comes through the watch: its frames do not hide that the rank waits.
+PASSING = (*launch.Settings.passing_files, "/sbp/inplace/")
 
 # The databases take seconds to import: while the first trials run, and once for all workers that follow.
 PRELOAD_LATER = {"modules": "sbp.suites.modules:warm_up", "ops": "sbp.suites.operators:warm_up"}
@@ -75,6 +77,7 @@ def _settings_of_subject(options: argparse.Namespace) -> launch.Settings:
             PRELOAD_LATER[name] for name in options.suite or DEFAULT if name in PRELOAD_LATER
         ),
         seed=options.seed,
+        passing_files=PASSING,
         exchange="sbp.exchange:share",
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import launch
 from launch.wire import Connection, ConnectionClosed
-from sbp.lead import PRELOAD, run_command
+from sbp.lead import PASSING, PRELOAD, run_command
 from sbp.session import Session, WorldError
 from sbp.trial import Trial
 
@@ -23,7 +23,9 @@ def main(argv: Sequence[str]) -> int:
     ranks, path, timeout, seed = int(argv[0]), argv[1], float(argv[2]), int(argv[3])
     if not launch.inside_job():
         return launch.spawn(ranks, ["-m", "sbp.served", *argv])
-    job = launch.start(launch.Settings(entry="sbp.worker:start", preload=PRELOAD, seed=seed))
+    job = launch.start(
+        launch.Settings(entry="sbp.worker:start", preload=PRELOAD, seed=seed, passing_files=PASSING)
+    )
     if isinstance(job, int):
         return job
     try:

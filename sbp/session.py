@@ -271,14 +271,15 @@ class Session:
             return _verdict(trial, judgement.verdict, judgement)
         word = error["verdict"]
         trouble = Finding(word, "", error["rank"], tuple(error["ranks"]), relation=error["summary"])
-        if word in ("hang", "crash") or not judgement.findings:
-            findings = [trouble, *judgement.findings]
-        else:
+        first = word in ("hang", "crash") or not judgement.findings
+        if not first:
             # What the comparison found before the error is nearer to the cause than the error.
             if all(reply.status == "ok" for reply in replies):
                 judgement = self._explain(judgement, trial)
             word = judgement.verdict
-            findings = [*judgement.findings, trouble]
+        # Where a rank's piece went with its worker, that it differs is all that is known of how.
+        rest = [replace(found, relation=found.relation or "differs") for found in judgement.findings]
+        findings = [trouble, *rest] if first else [*rest, trouble]
         return _verdict(trial, word, replace(judgement, findings=findings), error["record"])
 
     def _rows(self, trial: Trial, rank: int, answer: Mapping[str, Any]) -> list[Row]:

@@ -303,3 +303,27 @@ def test_what_cases_print_is_kept_by_rank_and_by_trial(tmp_path: Path) -> None:
             assert f"talks.py/{case}/2" in part
             assert f"python {rank}\n" in part and "beneath python\n" in part
         assert "earlier" not in text
+
+
+def test_a_deadlock_of_hand_written_code_is_seen_though_it_is_watched(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "from torch import nn\n"
+        "from sbp import case\n"
+        "class Waits(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if dist.get_rank() == 0:\n"
+        "            dist.all_reduce(x.clone())\n"
+        "        return super().forward(x)\n"
+        "@case(spmd=lambda module, world: Waits(4, 4))\n"
+        "def waits():\n"
+        "    return nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True)\n"
+    )
+    path = tmp_path / "results.jsonl"
+    result = run(str(tmp_path / "waits.py"), "--timeout", "100s", "--results", str(path), ranks=2)
+    assert result.returncode == 1, result.stdout + result.stderr
+    [verdict] = verdicts(path).values()
+    assert verdict["verdict"] == "hang"
+    # Not by its deadline, which would say that there was no answer within it.
+    assert "deadlock: waits in a collective for ever, rank 1 finished" in verdict["findings"][0]["relation"]
+    assert all(finding["relation"] for finding in verdict["findings"])

@@ -332,9 +332,10 @@ def split(full: Array, sbp: SBP, mesh: Mesh, random: np.random.Generator | None 
     """Cut ``full`` into one contiguous piece for each rank.
 
     Partial pieces are drawn from ``random`` (needed for P only) so that no piece resembles the whole; ranks
-    that differ only along B axes get equal pieces. ``combine`` gives ``full`` back exactly for integers and
-    for floats whose bits lie within 2**-48 (float64; 2**-18 for float32) of the largest magnitude, and within
-    a few units in the last place of that magnitude for any other.
+    that differ only along B axes get equal pieces. A partial axis of n ranks makes pieces up to 2 n - 1 times as large
+    as what they are pieces of. ``combine`` gives ``full`` back exactly for integers, and for floats while they have
+    the bits for that: those on the grid of ``numbers.on_grid`` are exact up to 2**12 times (float64) or 2**7 times
+    (float32) their size. Others come back within a few units in the last place of the largest piece.
 
     Raises PlacementError where ``sbp`` does not fit the tensor or the mesh, or where P is asked of booleans.
     """

@@ -29,7 +29,7 @@ from sbp.placement import parse_mesh
 from sbp.process_state import changes, state
 from sbp.program import Program
 from sbp.rank_logs import say_trial
-from sbp.subjects.dtensor import DTensorSubject, is_refusal
+from sbp.subjects.dtensor import DTensorSubject, is_refusal, lacks_kernel
 from sbp.subjects.mpi import expect_mpi
 from sbp.subjects.parallel import ParallelSubject
 from sbp.subjects.pieces import spread_of_pieces
@@ -156,7 +156,7 @@ class Worker:
                     suite.make_optimizer(trial),
                 )
         except Exception as raised:
-            error = describe_error(raised)
+            error = describe_error(raised, trial.dtype)
         end = time.perf_counter()
         random = case.program.random
         if isinstance(subject, ParallelSubject):
@@ -266,7 +266,7 @@ class Worker:
         return float(2.0 ** np.ceil(np.log2(most)))
 
 
-def describe_error(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException, dtype: str = "") -> dict[str, Any]:
     """An exception as plain data. Its text may itself fail; that must not hide the error."""
     try:
         message = str(error)
@@ -276,7 +276,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         "type": type(error).__name__,
         "message": message[:4000],
         "traceback": "".join(traceback.format_exception(error))[-8000:],
-        "refused": is_refusal(error),
+        "refused": is_refusal(error) or lacks_kernel(error, dtype),
     }
 
 

@@ -206,6 +206,22 @@ def is_refusal(error: BaseException) -> bool:
     return any(path in name for path in _PATHS) and line.lstrip().startswith("raise ")
 
 
+# How torch's kernels call a dtype that they do not take. In float64, where every trial has a reference, it would be a
+# tensor of another dtype than the user's: that is an error.
+_KERNEL_DTYPES = {"BFloat16": "bfloat16", "Half": "float16", "Float": "float32"}
+
+
+def lacks_kernel(error: BaseException, dtype: str) -> bool:
+    """Whether a kernel says that it does not take the trial's own ``dtype``, which it then does not on one device
+    either."""
+    found = re.search(r"not implemented for '(\w+)'", str(error))
+    return (
+        isinstance(error, (NotImplementedError, RuntimeError))
+        and found is not None
+        and _KERNEL_DTYPES.get(found[1]) == dtype
+    )
+
+
 def _innermost(trace: TracebackType | None) -> tuple[str, str] | None:
     """File and source line of the statement that raised (a ``raise`` may span lines: its first one counts)."""
     frames = traceback.extract_tb(trace)

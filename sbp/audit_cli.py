@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from sbp.escape import complain
 from sbp.signatures_cli import choose_operators
-from sbp.signatures_table import judge_operators
+from sbp.signatures_table import as_a_whole, judge_operators
 from sbp.usage import FAILED, INCOMPLETE, OK, USAGE, Parser, at_least_one, parse_time
 
 EXAMPLES = """\
@@ -70,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
         wanted = choose_operators(options.operators, names) if options.operators else names
     except LookupError as error:
         return _complain(str(error.args[0]))
-    entries = dict(judge_operators(wanted, options.processes, seconds=options.seconds, judge=audit_operator))
+    judge = partial(as_a_whole, audit_operator)
+    entries = dict(judge_operators(wanted, options.processes, seconds=options.seconds, judge=judge))
     audit = {
         "subject": options.subject,
         "torch": version,

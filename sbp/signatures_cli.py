@@ -15,6 +15,7 @@ from rich.text import Text
 
 from sbp.escape import complain, printable
 from sbp.signatures_table import (
+    SHIPPED,
     TableError,
     compare_tables,
     judge_operators,
@@ -30,6 +31,7 @@ examples:
   sbp signatures matmul --json           for programs
   sbp signatures --all --output table.json.gz
   sbp signatures --diff old.json.gz new.json.gz     exit code 1 where they differ
+  sbp signatures --diff shipped table.json.gz       what differs from the table of torch 2.13 in this package
 
 A signature S(0), B -> S(0) names the placements of the tensor arguments in their order, then that of the result. It
 is found by experiment: nothing that is shown was refuted by any draw. Conditions stand behind it: (even) where splits
@@ -51,7 +53,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--gradient", action="store_true", help="also the signatures of each input's gradient")
     add("--json", action="store_true", help="print JSON")
     add("--output", metavar="FILE", help="write the table to FILE (compressed where it ends in .gz)")
-    add("--diff", nargs=2, metavar=("OLD", "NEW"), help="print what changed between two written tables")
+    add(
+        "--diff",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="print what changed between two written tables; shipped is the one in this package",
+    )
     add(
         "--processes",
         type=at_least_one,
@@ -69,7 +76,9 @@ def main(argv: Sequence[str]) -> int:
         return int(stop.code or 0)
     try:
         if options.diff:
-            lines = compare_tables(*(read_table(path) for path in options.diff))
+            lines = compare_tables(
+                *(read_table(SHIPPED if path == "shipped" else path) for path in options.diff)
+            )
             print(printable("\n".join(lines)) if lines else "no difference")
             return FAILED if lines else OK
         return _judge(options)

@@ -1,7 +1,7 @@
 """The table of true signatures of all operators: made in parallel, written, read, and compared with another.
 
-Operators are judged in processes of their own, so one that crashes the interpreter or does not end costs its own
-entry and no other.
+Operators are judged in processes of their own: a call that crashes the interpreter costs that call, an operator that
+does not end what is left of it, and no other.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
     from sbp.oracle.calls import Call
 
 FORMAT = 2
-# How long one operator may take, and how many sample calls of it are used.
+# The table of the torch version that this release knows, in the package.
+SHIPPED = Path(__file__).parent / "data" / "signatures-torch-2.13.json.gz"
+# How long one operator may take, in seconds of its process's CPU time: a busy machine gives the same table. One that
+# waits instead of computing has so many times as long.
 SECONDS = 20.0
+_WAITING = 10
 SAMPLES = 6
 # The largest table that is read, in bytes; one that unpacks to more was made to fill the memory.
 _MOST = 256 << 20
@@ -33,6 +38,15 @@ _MOST = 256 << 20
 
 class TableError(ValueError):
     """A table that cannot be read; one line that says which and why."""
+
+
+Part = Mapping[str, Any]
+"""A piece of an operator's entry, as it becomes known: ``next``, the call that is judged next; what to add to
+``calls``, ``left out`` and ``gradients``; ``dtype``; ``error``, which ends it; ``died``, how the interpreter ended;
+``whole``, an entry of another kind."""
+
+Judge = Callable[[str, int], Iterator[Part]]
+"""Judges an operator from one kind of its calls on, by number."""
 
 
 def judge_operator(name: str, gradient: bool = False, samples: int = SAMPLES) -> dict[str, Any]:
@@ -45,28 +59,60 @@ def judge_operator(name: str, gradient: bool = False, samples: int = SAMPLES) ->
 
     Raises KeyError where there is no such operator.
     """
+    return _put_together(judge_kinds(name, gradient=gradient, samples=samples))
+
+
+def judge_kinds(
+    name: str, start: int = 0, *, gradient: bool = False, samples: int = SAMPLES
+) -> Iterator[Part]:
+    """As :func:`judge_operator`, in parts, from the kind of call number ``start`` on."""
     from sbp.oracle.calls import Call
     from sbp.oracle.gradients import gradient_calls
     from sbp.suites.operator_database import find_operator
 
     operator = find_operator(name)
-    entry: dict[str, Any] = {"dtype": str(operator.dtype).removeprefix("torch."), "calls": [], "left out": []}
-    gradients: dict[str, list[Any]] = {}
     short = name.rpartition(".")[0] or name if name.count(".") == 1 else name
-    for samples_of_a_kind in operator.variants(samples):
+    yield {"dtype": str(operator.dtype).removeprefix("torch."), **({"gradients": {}} if gradient else {})}
+    for samples_of_a_kind in operator.variants(samples)[start:]:
+        part: dict[str, Any] = {"calls": [], "left out": []}
         variants = [Call(short, operator.function, one.args, one.kwargs) for one in samples_of_a_kind]
-        found = _judge(variants, name, entry["left out"])
-        if found is None:
-            continue
-        entry["calls"].append(found)
-        if gradient and operator.differentiable:
-            for argument, calls in gradient_calls(variants, name).items():
-                judged = _judge(calls, f"{name} {argument}", entry["left out"], ("sum",))
-                if judged is not None:
-                    gradients.setdefault(argument, []).append(judged)
-    if gradient:
-        entry["gradients"] = gradients
-    return entry
+        yield {"next": str(variants[0])}
+        found = _judge(variants, name, part["left out"])
+        if found is not None:
+            part["calls"].append(found)
+            if gradient and operator.differentiable:
+                gradients = part["gradients"] = {}
+                for argument, calls in gradient_calls(variants, name).items():
+                    judged = _judge(calls, f"{name} {argument}", part["left out"], ("sum",))
+                    if judged is not None:
+                        gradients[argument] = [judged]
+        yield part
+
+
+def as_a_whole(judge: Callable[[str], Mapping[str, Any]], name: str, start: int) -> Iterator[Part]:
+    """For :func:`judge_operators`: makes an operator's entry in one go. Call it with the first argument bound."""
+    del start  # there are no kinds to begin with another one
+    yield {"whole": judge(name)}
+
+
+def _put_together(parts: Iterable[Part]) -> dict[str, Any]:
+    """The entry of an operator: ``error`` alone where nothing of it could be judged for a reason of that kind."""
+    entry: dict[str, Any] = {"calls": [], "left out": []}
+    error = ""
+    for part in parts:
+        if "whole" in part:
+            return dict(part["whole"])
+        entry["calls"] += part.get("calls", ())
+        entry["left out"] += part.get("left out", ())
+        entry |= {"dtype": part["dtype"]} if "dtype" in part else {}
+        if "gradients" in part:
+            gradients = entry.setdefault("gradients", {})
+            for argument, calls in part["gradients"].items():
+                gradients.setdefault(argument, []).extend(calls)
+        if "error" in part and entry["calls"]:
+            entry["left out"].append(["all other calls", part["error"]])
+        error = part.get("error") or part.get("died") or error
+    return {"error": error} if error and not entry["calls"] else entry
 
 
 def _judge(
@@ -94,10 +140,20 @@ def _judge(
 
 
 @dataclass
+class _Work:
+    """An operator that is being judged: what is known so far, and the next kind of call and its text."""
+
+    name: str
+    parts: list[Part] = field(default_factory=list)
+    kind: int = 0
+    call: str = ""
+
+
+@dataclass
 class _Process:
     process: Any
     connection: Any
-    name: str = ""
+    work: _Work | None = None
     since: float = 0.0
 
 
@@ -107,7 +163,7 @@ def judge_operators(
     gradient: bool = False,
     seconds: float = SECONDS,
     done: Callable[[int], None] | None = None,
-    judge: Callable[[str], dict[str, Any]] | None = None,
+    judge: Judge | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Judge many operators in parallel.
 
@@ -115,13 +171,14 @@ def judge_operators(
         names: of the operators.
         processes: how many operators at a time; all cores without it.
         gradient: also the signatures of gradients.
-        seconds: how long one operator may take.
+        seconds: how long one operator may take, in seconds of CPU time.
         done: called with how many are done.
-        judge: makes the entry of one operator; without it :func:`judge_operator` does.
+        judge: what judges an operator, without it :func:`judge_kinds`.
 
-    Yields: the name and entry of each as it becomes known. The entry of one that failed holds ``error`` alone.
+    Yields: the name and entry of each as it becomes known. A call that ends the interpreter is left out of it with
+    the reason. The entry of an operator of which nothing could be judged holds ``error`` alone.
     """
-    waiting = list(reversed(names))
+    waiting = [_Work(name) for name in reversed(names)]
     count = processes or os.cpu_count() or 1
     context = multiprocessing.get_context("fork")
     running: list[_Process] = []
@@ -130,18 +187,20 @@ def judge_operators(
     def start() -> None:
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_serve, args=(theirs, judge or partial(judge_operator, gradient=gradient)), daemon=True
+            target=_serve,
+            args=(theirs, judge or partial(judge_kinds, gradient=gradient), seconds),
+            daemon=True,
         )
         process.start()
         theirs.close()
         running.append(_Process(process, ours))
+        give(running[-1])
 
-    def give(worker: _Process) -> bool:
-        if not waiting:
-            return False
-        worker.name, worker.since = waiting.pop(), time.monotonic()
-        worker.connection.send(worker.name)
-        return True
+    def give(worker: _Process) -> None:
+        worker.work = waiting.pop() if waiting else None
+        worker.since = time.monotonic()
+        if worker.work is not None:
+            worker.connection.send((worker.work.name, worker.work.kind))
 
     import sbp.suites.operator_database as database
 
@@ -149,58 +208,90 @@ def judge_operators(
     try:
         for _ in range(min(count, len(names))):
             start()
-        for worker in list(running):
-            give(worker)
-        while any(worker.name for worker in running):
-            connections = [worker.connection for worker in running if worker.name]
+        while any(worker.work for worker in running):
+            connections = [worker.connection for worker in running if worker.work]
             ready = multiprocessing.connection.wait(connections, timeout=1.0)
             for worker in list(running):
-                entry: dict[str, Any] | None = None
-                lost = False
-                if worker.connection in ready:
-                    try:
-                        entry = worker.connection.recv()
-                    except (EOFError, OSError):
-                        worker.process.join()
-                        code = worker.process.exitcode
-                        entry, lost = {"error": f"the interpreter died (exit code {code})"}, True
-                elif worker.name and time.monotonic() - worker.since > seconds:
-                    entry, lost = {"error": f"not done within {seconds:g} s"}, True
-                if entry is None:
+                work = worker.work
+                if work is None:
                     continue
-                finished += 1
-                name, worker.name = worker.name, ""
-                if lost:
+                if worker.connection in ready:
+                    ended = _take(worker, work, seconds)
+                elif time.monotonic() - worker.since > seconds * _WAITING:
+                    work.parts.append({"error": f"not done within {seconds * _WAITING:g} s"})
+                    ended = _LOST
+                else:
+                    continue
+                if ended in (_LOST, _AGAIN):
                     worker.process.kill()
                     running.remove(worker)
+                    if ended == _AGAIN:
+                        waiting.append(work)
                     if waiting:
                         start()
-                        give(running[-1])
-                else:
+                elif ended == _DONE:
                     give(worker)
-                yield name, entry
-                if done is not None:
-                    done(finished)
+                if ended in (_LOST, _DONE):
+                    finished += 1
+                    yield work.name, _put_together(work.parts)
+                    if done is not None:
+                        done(finished)
     finally:
         for worker in running:
             worker.process.kill()
 
 
-def _serve(connection: Any, judge: Callable[[str], dict[str, Any]]) -> None:
+# What has become of the operator that a process judges: not yet done; done; done and the process with it; to be judged
+# on, in another process.
+_GOES_ON, _DONE, _LOST, _AGAIN = range(4)
+
+
+def _take(worker: _Process, work: _Work, seconds: float) -> int:
+    """Take what a process has sent."""
+    try:
+        part = worker.connection.recv()
+    except (EOFError, OSError):
+        worker.process.join()
+        code = worker.process.exitcode
+        if code == -signal.SIGPROF:
+            work.parts.append({"error": f"not done within {seconds:g} s of CPU time"})
+            return _LOST
+        died = f"the interpreter died (exit code {code})"
+        if not work.call:
+            work.parts.append({"error": died})
+            return _LOST
+        work.parts.append({"left out": [[work.call, died]], "died": died})
+        work.kind, work.call = work.kind + 1, ""
+        return _AGAIN
+    if part is None:
+        return _DONE
+    if "next" in part:
+        # The one before is done with.
+        work.kind, work.call = work.kind + bool(work.call), part["next"]
+    else:
+        work.parts.append(part)
+    return _GOES_ON
+
+
+def _serve(connection: Any, judge: Judge, seconds: float) -> None:
     import torch
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends the process, also in the middle of a kernel
     while True:
         try:
-            name = connection.recv()
+            name, start = connection.recv()
         except EOFError:
             return
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
-            entry = judge(name)
+            for part in judge(name, start):
+                connection.send(part)
         except Exception as error:
-            entry = {"error": f"{type(error).__name__}: {error}"[:300]}
-        connection.send(entry)
+            connection.send({"error": f"{type(error).__name__}: {error}"[:300]})
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send(None)
 
 
 def write_table(path: str | Path, entries: Mapping[str, Any], torch_version: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -40,7 +41,9 @@ def _gradient_call(call: Call, place: int, seed: str, number: int) -> Call | Non
         return None
     random = np.random.default_rng(stable_seed("cotangent", seed, number))
     cotangent = torch.from_numpy(draw_normal(tuple(root.shape), random)).to(root.dtype)
-    return Call(f"grad of {call.name}", _gradient_of(call, place), (cotangent, *call.args), dict(call.kwargs))
+    return _GradientCall(
+        f"grad of {call.name}", call.function, (cotangent, *call.args), dict(call.kwargs), place=place
+    )
 
 
 def _differentiable_output(call: Call, tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor | None:
@@ -49,15 +52,23 @@ def _differentiable_output(call: Call, tensors: Sequence[torch.Tensor], place: i
         return next((output for output in results(call.run(leaves)) if output.requires_grad), None)
 
 
-def _gradient_of(call: Call, place: int) -> Callable[..., torch.Tensor]:
-    def gradient(cotangent: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        local = Call(call.name, call.function, args, kwargs)
-        tensors = list(local.tensors)
-        tensors[place] = leaf = tensors[place].detach().requires_grad_(True)
-        with torch.enable_grad():
-            outputs = results(local.run(tensors))
-            root = next(output for output in outputs if output.requires_grad)
-            (found,) = torch.autograd.grad(root, leaf, cotangent)
-        return found
+@dataclass(frozen=True)
+class _GradientCall(Call):
+    """The gradient to the tensor ``place`` of a call to ``function``; the first argument is the cotangent."""
 
-    return gradient
+    place: int = 0
+
+    @cached_property
+    def run(self) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+        place = self.place
+        forward = Call(self.name, self.function, self.args[1:], self.kwargs).run
+
+        def gradient(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+            cotangent, *inputs = tensors
+            inputs[place] = leaf = inputs[place].detach().requires_grad_(True)
+            with torch.enable_grad():
+                root = next(output for output in results(forward(inputs)) if output.requires_grad)
+                (found,) = torch.autograd.grad(root, leaf, cotangent)
+            return found
+
+        return gradient

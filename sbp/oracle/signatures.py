@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from sbp.oracle.experiment import (
     Run,
     candidates,
     local_shape,
+    to_array,
     unevenness,
 )
 from sbp.oracle.pieces import PARTIALS, choices, settle
@@ -46,9 +48,12 @@ MOST_COMBINATIONS = 4_000
 # What does not depend on most of its inputs is true for nearly all their placements: of those with P(avg), P(max)
 # and P(min) no more than these are tried, and more than that are confirmed less often.
 _MOST_ALIKE = 1_000
+# No more signatures of a call are listed, where those with inputs whose values do not matter are many.
+_MOST_SIGNATURES = 20_000
 # Results of few different values agree by chance now and then, so they are confirmed by so many times more draws.
 _DRAWS_OF_A_WEAK_RESULT = 6
 _FEW_VALUES = 8
+_FEW_ELEMENTS = 4
 
 
 class CannotJudge(Exception):
@@ -206,7 +211,8 @@ def _prepare(call: Call) -> Sample:
 
 
 def _results(call: Call, seed: int) -> list[torch.Tensor]:
-    torch.manual_seed(seed)
+    # torch.manual_seed would ask every kind of device whether it is there, a thousand times here.
+    torch.default_generator.manual_seed(seed)
     try:
         with torch.no_grad():
             return results(call.run(call.tensors))
@@ -242,6 +248,8 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.dtype.itemsize == 1 and one.is_floating_point():
         one, other = one.float(), other.float()
+    elif one.dtype == torch.complex32:  # has no comparison
+        one, other = one.to(torch.complex64), other.to(torch.complex64)
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
@@ -293,8 +301,19 @@ class _Search:
         self.seed = seed
         self.limit = limit
         first = samples[0]
-        self.choices = [choices(tensor, partials) for tensor in first.call.tensors]
         self.placements = [candidates(output) for output in first.outputs]
+        self.tested: dict[tuple[Any, int], int] = {}
+        self.ran = 0
+        # Whether P(avg), P(max) and P(min) were tried on few inputs at once only.
+        self.cut_short = False
+        self._kept: dict[tuple[int, int], Experiment] = {}
+        # The partial placements of inputs whose values no result depends on; of the others, those are tried.
+        self.indifferent: dict[int, list[Placement]] = {}
+        self._arrange([choices(tensor, partials) for tensor in first.call.tensors])
+
+    def _arrange(self, choices: list[list[Placement]]) -> None:
+        """Set which placements of the inputs are tried."""
+        self.choices = choices
         # Placements that equal pieces on all ranks would also be pieces of.
         self.idempotent = [
             [k for k, p in enumerate(some) if p.is_partial and p.reduction in ("avg", "max", "min")]
@@ -307,13 +326,9 @@ class _Search:
         self.partial = [
             [k for k in basic if some[k].is_partial] for some, basic in zip(self.choices, self.basic)
         ]
-        self.tested: dict[tuple[Any, int], int] = {}
-        self.ran = 0
-        # Whether P(avg), P(max) and P(min) were tried on few inputs at once only.
-        self.cut_short = False
-        self._kept: dict[tuple[int, int], Experiment] = {}
 
     def find(self) -> Findings:
+        self._set_indifferent_aside()
         combinations, how = basic_combinations(self.basic, self.choices, self.limit)
         signatures = list(self._explore(combinations, None))
         for placement in self._local_size_placements():
@@ -322,7 +337,16 @@ class _Search:
         if self.cut_short:
             how += "; P(avg), P(max), P(min) on few inputs at once only"
         first = self.samples[0]
-        inputs = len(combinations) if how != "all" else int(np.prod([len(some) for some in self.choices]))
+        counted = (
+            combinations if how != "all" else list(itertools.product(*map(range, map(len, self.choices))))
+        )
+        inputs = sum(
+            int(np.prod([1 + len(some) for place, some in self.indifferent.items() if c[place] == 0]))
+            for c in counted
+        )
+        signatures, whole = self._with_indifferent(signatures)
+        if not whole:
+            how += "; P of inputs whose values do not matter on few of them at once only"
         return Findings(
             str(first.call),
             tuple(map(show_tensor, first.call.tensors)),
@@ -333,6 +357,69 @@ class _Search:
             inputs * sum(map(len, self.placements)),
             self.ran,
         )
+
+    # ------------------------------------------------------------------- inputs whose values do not matter
+
+    @cached_property
+    def extra(self) -> list[Sample]:
+        """The first sample with other values."""
+        return list(sprinkled(self.samples[0], self.seed))
+
+    def _set_indifferent_aside(self) -> None:
+        """Find the inputs that give their shape alone to the results (the operands of a sum, to its gradient): with
+        partial pieces in the place of their values each rank has the same results, bit by bit, in all experiments.
+        Partial placements of these are true where B is, which needs no further trying."""
+        for place, some in enumerate(self.choices):
+            partial = [k for k, placement in enumerate(some) if placement.is_partial]
+            experiments = itertools.product((*self.samples, *self.extra), self.meshes)
+            if partial and all(self._does_not_matter(place, partial, *one) for one in experiments):
+                self.indifferent[place] = [some[k] for k in partial]
+        if self.indifferent:
+            self._kept.clear()
+            self._arrange(
+                [
+                    [
+                        placement
+                        for placement in some
+                        if not (place in self.indifferent and placement.is_partial)
+                    ]
+                    for place, some in enumerate(self.choices)
+                ]
+            )
+
+    def _does_not_matter(self, place: int, partial: Sequence[int], sample: Sample, mesh: int) -> bool:
+        """Whether the results with an input's partial pieces are those with its values."""
+        experiment = self._experiment(sample, mesh, 0)
+        tensors = list(sample.call.tensors)
+        for piece in itertools.chain.from_iterable(experiment.pieces(place, k) for k in partial):
+            tensors[place] = piece
+            self.ran += 1
+            try:
+                found = results(sample.call.run(tensors))
+            except Exception:
+                return False
+            if len(found) != len(sample.outputs) or not all(map(_equal, found, sample.outputs)):
+                return False
+        return True
+
+    def _with_indifferent(self, signatures: Iterable[Signature]) -> tuple[list[Signature], bool]:
+        """Signatures together with those that have partial placements of indifferent inputs in place of B: on all of
+        these inputs where that is not too many, else on few at once. Returns them, and whether these are all."""
+        found = list(signatures)
+        level = [(one, -1) for one in found]
+        while level:
+            wider = [
+                (replace(one, inputs=(*one.inputs[:place], str(p), *one.inputs[place + 1 :])), place)
+                for one, last in level
+                for place, some in self.indifferent.items()
+                if place > last and one.inputs[place] == "B"
+                for p in some
+            ]
+            if len(found) + len(wider) > max(_MOST_SIGNATURES, len(found)):
+                return found, False
+            found += [one for one, _ in wider]
+            level = wider
+        return found, True
 
     # -------------------------------------------------------------------------- one way to call it
 
@@ -462,9 +549,8 @@ class _Search:
         """Further experiments with those that are left: other values, sizes, meshes and partial pieces."""
         weak = any(_is_weak(output) for output in self.samples[0].outputs)
         draws = _DRAWS_OF_A_WEAK_RESULT if weak and len(alive) <= _MOST_ALIKE else 1
-        extra = list(sprinkled(self.samples[0], self.seed))
         plan = [(sample, mesh) for sample in self.samples for mesh in self.meshes]
-        plan += [(sample, mesh) for sample in extra for mesh in self.meshes[:2]]
+        plan += [(sample, mesh) for sample in self.extra for mesh in self.meshes[:2]]
         for sample, mesh in plan:
             for draw in range(1, draws + 1):
                 now = [c for c, state in alive.items() if any(state.alive())]
@@ -599,12 +685,21 @@ def _needs(state: _State, output: int, bit: int) -> tuple[str, ...] | None:
 
 
 def _is_weak(output: torch.Tensor) -> bool:
-    """Whether a result has so few different values that a wrong one may equal it by chance."""
+    """Whether a wrong result may well equal this one by chance: it has few different values that repeat, or whole
+    numbers, or next to no elements. Some elements that are all different do not come out right again and again."""
     if not (output.is_floating_point() or output.is_complex()):
         return True
     if output.dtype.itemsize == 1:
         return True
-    return int(torch.unique(output.detach().resolve_conj().reshape(-1)).numel()) < _FEW_VALUES
+    values = to_array(output)
+    different = int(np.unique(values).size)
+    if different >= _FEW_VALUES or values.size < _FEW_ELEMENTS:
+        return different < _FEW_VALUES
+    parts = np.stack([values.real, values.imag]) if np.iscomplexobj(values) else values
+    with np.errstate(invalid="ignore"):
+        return different < values.size or bool(
+            np.any(parts == np.round(parts)) or not np.isfinite(parts).all()
+        )
 
 
 def basic_combinations(

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class Operator:
         so many times) beside it. The first of each has sizes that two, three or four ranks can share evenly, the
         second has not. With ``by_sizes``, which sizes of the operands equal each other is part of the kind."""
         columns = [
-            self._samples(seed, sizes, _LOOKED_AT) for seed in range(draws) for sizes in (_EVEN_SIZES, None)
+            self._samples_of_sizes(seed, sizes) for seed in range(draws) for sizes in (_EVEN_SIZES, None)
         ]
         by_kind: dict[str, list[OperatorSample]] = {}
         for row in zip(*columns):
@@ -104,11 +105,21 @@ class Operator:
         count = min(most, len(kinds))
         return [kinds[number * len(kinds) // count] for number in range(count)]
 
+    def _samples_of_sizes(self, seed: int, sizes: Mapping[str, int] | None) -> list[OperatorSample]:
+        """The samples, in the database's own sizes where some of these are fixed and do not go with others."""
+        try:
+            return self._samples(seed, sizes, _LOOKED_AT)
+        except Exception:
+            if sizes is None:
+                raise
+            return self._samples(seed, None, _LOOKED_AT)
+
     def _samples(
         self, seed: int, sizes: Mapping[str, int] | None, most: int | None = None
     ) -> list[OperatorSample]:
-        torch.manual_seed(stable_seed("op_db", self.name, *([seed] if seed else [])) % 2**31)
-        with _with_sizes(sizes or {}):
+        number = stable_seed("op_db", self.name, *([seed] if seed else [])) % 2**31
+        torch.manual_seed(number)
+        with _with_sizes(sizes or {}), _python_random(number):
             samples = self._info.sample_inputs("cpu", self.dtype, requires_grad=False, set_seed=False)
             return [
                 OperatorSample((sample.input, *sample.args), dict(sample.kwargs))
@@ -137,6 +148,17 @@ def _equal_sizes(sample: OperatorSample) -> str:
     leaves = tree_leaves((sample.args, sample.kwargs))
     shapes = [leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return str([[numbers.setdefault(size, len(numbers)) for size in shape] for shape in shapes])
+
+
+@contextlib.contextmanager
+def _python_random(seed: int) -> Iterator[None]:
+    """Some arguments that are no tensors are drawn from Python's generator, which is left as it was."""
+    before = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 @contextlib.contextmanager

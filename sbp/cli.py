@@ -28,6 +28,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "report", "sbp.report.command:main", "turn results into HTML, JUnit, SARIF, Markdown, annotations"
     ),
+    Command("repro", "sbp.repro.command:main", "write a stand-alone script for each failure of a run"),
     Command("diff", "sbp.report.diff:main", "compare two runs trial by trial"),
     Command("merge", "sbp.report.merge:main", "put the shards of a run together"),
     Command("speed", "sbp.speed.command:main", "time models on one device against parallel plans"),

@@ -44,6 +44,9 @@ SHIPPED = sorted(
 # What could run what it is given -> in which files it stands, and why that is no way in.
 TAKES_THE_USERS_OWN = "what is named on the command line by the person who runs it"
 BETWEEN_OWN_PROCESSES = "from a process that this one has forked, over a pipe that nobody else has"
+WRITTEN_HERE = (
+    "a script that sbp repro has just written; tests/repro looks that no text gets out of its strings"
+)
 NAMES_OF_OURS = "names of modules of this project that stand in its source, or come from its own supervisor"
 REASONS: dict[tuple[str, str], str] = {
     (
@@ -55,6 +58,8 @@ REASONS: dict[tuple[str, str], str] = {
     ("multiprocessing", "sbp/signatures_table.py"): BETWEEN_OWN_PROCESSES,
     ("concurrent.futures", "sbp/inplace/lint/files.py"): BETWEEN_OWN_PROCESSES,
     ("concurrent.futures", "sbp/inplace/lint/fix_command.py"): BETWEEN_OWN_PROCESSES,
+    ("runpy", "sbp/repro/warm.py"): WRITTEN_HERE,
+    ("run_path", "sbp/repro/warm.py"): WRITTEN_HERE,
     ("import_module", "sbp/suites/users.py"): TAKES_THE_USERS_OWN,
     ("spec_from_file_location", "sbp/suites/users.py"): TAKES_THE_USERS_OWN,
     ("exec_module", "sbp/suites/users.py"): TAKES_THE_USERS_OWN,

@@ -65,7 +65,7 @@ def test_bash_offers_commands_words_and_files(scripts: Path, tmp_path: Path) -> 
     (tmp_path / "results 1.jsonl").write_text("")
     (tmp_path / "run").write_text("")
     asked = {
-        ("sbp", "re"): {"report"},
+        ("sbp", "re"): {"report", "repro"},
         ("sbp", "known", ""): {"check", "update", "list"},
         ("sbp", "known", "check", "--known", "x", "--st"): {"--strict"},
         ("sbp", "run", "--level", ""): {"quick", "default", "full"},
@@ -161,7 +161,7 @@ def test_fish(scripts: Path, tmp_path: Path) -> None:
     (tmp_path / "old.jsonl").write_text("")
     (tmp_path / "afolder").mkdir()
     asked = {
-        "sbp re": {"report"},
+        "sbp re": {"report", "repro"},
         "sbp known ": {"check", "update", "list"},
         "sbp known check --st": {"--strict"},
         "sbp run --level ": {"quick", "default", "full"},

@@ -1,0 +1,1 @@
+"""Stand-alone scripts that show a failure: written from its trial, run before they are given out, and made small."""

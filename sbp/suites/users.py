@@ -66,6 +66,7 @@ def load_module(target: str) -> ModuleType:
         return sys.modules[name]
 
     def run() -> ModuleType:
+        _make_way(root)
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -78,6 +79,31 @@ def load_module(target: str) -> ModuleType:
         return module
 
     return _import(target, run)
+
+
+# The folders of the case files that were loaded.
+_FOLDERS: set[str] = set()
+
+
+def _make_way(folder: Path) -> None:
+    """Have the imports of a case file find its own neighbours: modules of the same names that lie beside other case
+    files are forgotten."""
+    here = str(folder)
+    if sys.path[0] != here:
+        sys.path.remove(here)
+        sys.path.insert(0, here)
+    others = _FOLDERS - {here}
+    hiding = set()
+    for name, module in sys.modules.items():
+        file = getattr(module, "__file__", None)
+        if "." in name or not file:
+            continue
+        lies_in = Path(file).parent.parent if hasattr(module, "__path__") else Path(file).parent
+        if str(lies_in) in others and ((folder / f"{name}.py").exists() or (folder / name).is_dir()):
+            hiding.add(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] in hiding]:
+        del sys.modules[name]
+    _FOLDERS.add(here)
 
 
 def _import(target: str, run: Callable[[], ModuleType]) -> ModuleType:

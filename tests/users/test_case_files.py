@@ -117,6 +117,16 @@ def test_a_file_in_a_package_may_import_its_neighbours(write: Write) -> None:
     assert list(collect(name)) == ["one"]
 
 
+def test_files_in_different_folders_may_have_neighbours_of_the_same_name(write: Write) -> None:
+    for folder, width in (("here", 4), ("there", 5)):
+        write(f"WIDTH = {width}", f"{folder}/neighbour_sizes.py", head="")
+        write("from neighbour_sizes import WIDTH\none = Case(f'wide_{WIDTH}', build)", f"{folder}/cases.py")
+    assert list(collect("here/cases.py")) == ["wide_4"]
+    assert list(collect("there/cases.py")) == ["wide_5"]
+    write("from neighbour_sizes import WIDTH\none = Case(f'again_{WIDTH}', build)", "here/more.py")
+    assert list(collect("here/more.py")) == ["again_4"]
+
+
 def test_a_file_called_like_a_module_hides_nothing(write: Write) -> None:
     name = write("one = Case('one', build)", "random.py")
     assert list(collect(name)) == ["one"]

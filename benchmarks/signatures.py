@@ -24,20 +24,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
+
+from sbp.apart import Died, call_apart
 
 OPERATORS = ("add", "mul", "relu", "softmax", "layer_norm", "sum", "cat", "index_select", "matmul", "bmm")
 RANKS = 2
 # Random pieces drawn at most to refute what the validator accepts.
 DRAWS = 60
 _WARM_UP = "neg"
+# For one operator, in seconds: some take torch's validator many minutes.
+_PATIENCE = 3600.0
 NOT_UNDERSTOOD = "NOT UNDERSTOOD"
 
 Inputs = tuple[str, ...]
@@ -70,7 +74,6 @@ class Row:
     our_seconds: float = 0.0
     their_unsound: int = 0
     our_unsound: int = 0
-    missed: int = 0
     differences: list[tuple[str, str]] = field(default_factory=list)
     note: str = ""
 
@@ -160,7 +163,6 @@ def judge_operator(operator: str, calls: int) -> Row:
         row.our_unsound += len((one.rules & shared) - true)
         for key in sorted(shared & (one.true ^ true)):
             why = explain(one, call, key)
-            row.missed += key in one.rules and key not in one.true and why == NOT_UNDERSTOOD
             explained[f"{', '.join(key[0])} -> {key[1]}", why] += 1
     row.differences = [(text, f"{why} ({n} calls)" if n > 1 else why) for (text, why), n in explained.items()]
     return row
@@ -277,23 +279,12 @@ def largest_error(call: Any, key: Key) -> float | None:
     return None
 
 
-def in_own_process(work: Callable[..., Row], *arguments: Any) -> Row:
+def in_own_process(operator: str, calls: int) -> Row:
     """Run it in a fresh process: the validator may take the interpreter with it, and patches torch."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(theirs, work, *arguments))
-    process.start()
-    theirs.close()
     try:
-        row = ours.recv()
-    except EOFError:
-        row = None
-    process.join()
-    return row or Row(arguments[0], note=f"the interpreter died (exit code {process.exitcode})")
-
-
-def _send(connection: Any, work: Callable[..., Row], *arguments: Any) -> None:
-    connection.send(work(*arguments))
+        return call_apart(partial(judge_operator, operator, calls), _PATIENCE)
+    except Died as how:
+        return Row(operator, note=f"no result: {how}")
 
 
 def show(row: Row) -> str:
@@ -341,7 +332,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     rows = []
     for operator in options.operators:
-        rows.append(in_own_process(judge_operator, operator, options.calls))
+        rows.append(in_own_process(operator, options.calls))
         print(show(rows[-1]), flush=True)
     judged = [row for row in rows if row.calls]
     if judged:
@@ -354,13 +345,9 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"  {row.operator}: {count} x {why}; such as {like}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump([_as_data(row) for row in rows], file, indent=1)
+            json.dump([asdict(row) for row in rows], file, indent=1)
     strange = sum(why.startswith(NOT_UNDERSTOOD) for row in rows for _, why in row.differences)
     return 1 if strange else 0
-
-
-def _as_data(row: Row) -> Mapping[str, Any]:
-    return vars(row)
 
 
 if __name__ == "__main__":

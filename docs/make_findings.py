@@ -19,24 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from sbp.known import SHIPPED, Entry, Known, load
-from sbp.report.results import Verdict, read
+from sbp.report.results import read
 from sbp.words import FAILURES
 
 HERE = Path(__file__).parent
 DIGEST = HERE / "findings-torch.json"
 PAGE = HERE / "findings-torch.md"
-
-
-def explains(known: Known, verdict: Verdict) -> Entry | None:
-    """The first entry that matches a failure, as a run has it."""
-    return next(
-        (
-            entry
-            for entry in known.entries
-            if entry.pattern_for(verdict.raw) is not None and entry.expects(verdict.raw)
-        ),
-        None,
-    )
 
 
 def digest(paths: list[Path], known: Known) -> dict[str, Any]:
@@ -59,7 +47,7 @@ def digest(paths: list[Path], known: Known) -> dict[str, Any]:
             }
         )
         for verdict in failures:
-            entry = explains(known, verdict)
+            entry = known.match(verdict.raw, torch)
             if entry is None:
                 continue
             one = found.setdefault(entry.reason, {"trials": 0, "verdicts": {}})

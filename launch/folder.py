@@ -10,6 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+# The variable that tells a worker of a private folder for its temporary files. It is emptied when the worker goes.
+FOLDER = "SBP_LAUNCH_FOLDER"
 _PREFIX = "sbp-held-"
 # Between making a folder and locking it; younger ones are left alone, in seconds.
 _YOUNG = 60.0

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.folder import PrivateFolder, remove_left_behind
+from launch.folder import FOLDER, PrivateFolder, remove_left_behind
 from launch.process import (
     Activity,
     activity,
@@ -38,8 +38,6 @@ from launch.worker import WorkerContext
 _KEPT_OUTPUT = 1 << 20
 # How long a process is watched before it counts as idle, in seconds; CPU time is counted in hundredths.
 IDLE_INTERVAL = 0.1
-# The variable that tells a worker of a private folder for its temporary files. It is emptied when the worker goes.
-FOLDER = "SBP_LAUNCH_FOLDER"
 
 
 @dataclass(frozen=True)

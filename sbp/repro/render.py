@@ -71,16 +71,11 @@ def render(
     style: Style,
     title: str,
     file: str,
-    notes: Sequence[Wanted] | None = None,
-    patience: int = 30,
 ) -> str:
-    """The source of a script that shows ``failure``.
-
-    ``notes`` are the quantities that it looks at, those of the failure without. Raises NoScript.
-    """
+    """The source of a script that shows ``failure``. Raises NoScript."""
     mesh = parse_mesh(material.mesh)
-    wanted = failure.wanted if notes is None else notes
-    writer = _Writer(material, failure, style, wanted)
+    wanted = failure.wanted
+    writer = _Writer(material, failure, style)
     body = writer.body()
     placements = {
         name: parse_sbp(text, mesh) for name, text in material.placements.items() if name in writer.placed
@@ -120,8 +115,6 @@ def render(
         kept="{" + ", ".join(f"{quote(label)}: {quote(name)}" for label, name in kept.items()) + "}"
         if kept
         else "",
-        backend="gloo",
-        patience=patience,
     )
 
 
@@ -157,7 +150,6 @@ class _Writer:
     material: Material
     failure: Failure
     style: Style
-    wanted: Sequence[Wanted]
     lines: list[str] = field(default_factory=list)
     # The names of tensors that are placed, and the kinds of their dtypes.
     placed: set[str] = field(default_factory=set)
@@ -194,18 +186,18 @@ class _Writer:
             return self._training(outputs, roots)
         self._forward(outputs)
         self._backward(outputs, roots)
-        for each in self.wanted:
+        for each in self.failure.wanted:
             if each.is_gradient:
                 self._note(each, f"{self._owner(each.label.removesuffix('.grad'))}.grad")
         return self.lines
 
     def _is_wanted(self, name: str) -> bool:
-        return any(each.label.removesuffix(".grad") == name for each in self.wanted)
+        return any(each.label.removesuffix(".grad") == name for each in self.failure.wanted)
 
-    def _forward(self, outputs: Mapping[str, str], suffix: str = "") -> None:
+    def _forward(self, outputs: Mapping[str, str]) -> None:
         for index, step in enumerate(self.recipe["steps"]):
             self._step(index, step)
-        for each in self.wanted:
+        for each in self.failure.wanted:
             label = each.label
             if each.is_gradient or each.is_after_a_step:
                 continue
@@ -242,7 +234,7 @@ class _Writer:
         self._forward(outputs)
         self._backward(outputs, roots)
         self.lines.append("optimizer.step()")
-        for each in self.wanted:
+        for each in self.failure.wanted:
             self._note_of_step(each)
         self.lines.append("optimizer.zero_grad()")
         self.lines = before + [f"    {line}" for line in self.lines]
@@ -293,7 +285,7 @@ class _Writer:
     def _draw(self, value: np.ndarray[Any, Any], requires_grad: bool) -> str:
         """What makes a tensor like ``value``: drawn at random, or written out."""
         shape = ", ".join(map(str, value.shape)) if value.ndim else "()"
-        kind, end = value.dtype.kind, ""
+        kind = value.dtype.kind
         if self.style.literal or (kind in "biu" and value.size <= _SMALL):
             source = self._literal(value)
         elif kind == "b":

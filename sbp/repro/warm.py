@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from sbp.repro.verify import Outcome
@@ -123,14 +122,6 @@ class WarmRanks:
                 process.wait()
             process.stdout.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> WarmRanks:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _serve() -> None:

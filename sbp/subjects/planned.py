@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from launch.folder import FOLDER
 from sbp.cases import Case, Parallel
 from sbp.execute import MakeOptimizer, Named, Quantity, Side
 from sbp.placement import Mesh, parse_mesh
@@ -224,8 +225,8 @@ def shared_folder(rank: int) -> str:
     """A fresh folder that all ranks see, on one machine or a shared file system."""
     name = b""
     if rank == 0:
-        # Where the ranks' supervisors removes what a killed worker leaves; see launch.folder.
-        name = os.fsencode(tempfile.mkdtemp(prefix="checkpoint-", dir=os.environ.get("SBP_LAUNCH_FOLDER")))
+        # Where the ranks' supervisor removes what a killed worker leaves; see launch.folder.
+        name = os.fsencode(tempfile.mkdtemp(prefix="checkpoint-", dir=os.environ.get(FOLDER)))
     # As bytes: torch's broadcast of objects would unpickle whatever arrives.
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     letters = torch.zeros(_LONGEST_PATH, dtype=torch.uint8, device=device)

@@ -119,12 +119,11 @@ class SplitRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         fault = self.fault
-        how = {"missing": "missing", "not_back": "missing"}
         total = share_over_ranks(
             x.square().sum(-1, keepdim=True),
             self.world,
-            how.get(fault, "sum") if fault == "missing" else "sum",
-            how.get(fault, "sum") if fault == "not_back" else "sum",
+            forward="missing" if fault == "missing" else "sum",
+            backward="missing" if fault == "not_back" else "sum",
         )
         mean = total / (x.shape[-1] if fault == "own_features" else self.features)
         if fault == "eps_outside":

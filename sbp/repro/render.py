@@ -139,7 +139,9 @@ def placements_source(sbp: SBP) -> str:
                 raise NoScript(f"an input lies as {placement}, which scripts do not cut")
             words.append(f"Shard({placement.dim})")
         elif placement.is_partial:
-            words.append("Partial()" if placement.reduction == "sum" else f'Partial("{placement.reduction}")')
+            words.append(
+                "Partial()" if placement.reduction == "sum" else f"Partial({quote(placement.reduction)})"
+            )
         else:
             words.append("Replicate()")
     return f"[{', '.join(words)}]"
@@ -242,12 +244,12 @@ class _Writer:
 
     def _note_of_step(self, each: Wanted) -> None:
         label, _, number = each.label.rpartition(" after step ")
-        if not label:
+        if not label or not number.isdecimal():
             raise NoScript(f"{each.name} is not looked at by scripts of several steps")
         key, _, name = label.rpartition(" of ")
         source = self._state_source(name if key and name in self.task["parameters"] else label)
         if key:
-            source = f'optimizer.state[{source}]["{key}"]'
+            source = f"optimizer.state[{source}][{quote(key)}]"
         self.lines.append(f"if step == {number}:")
         self.lines.append(f"    note({quote(each.label)}, {source})")
 
@@ -280,7 +282,7 @@ class _Writer:
         self.placed.add(name)
         self.kinds[name] = value.dtype.kind
         words = key.removeprefix("in ").removeprefix("state ")
-        self._let(key, f'place("{name}", {source})', words)
+        self._let(key, f"place({quote(name)}, {source})", words)
 
     def _draw(self, value: np.ndarray[Any, Any], requires_grad: bool) -> str:
         """What makes a tensor like ``value``: drawn at random, or written out."""
@@ -339,7 +341,7 @@ class _Writer:
             prefix = f"{path}." if path else ""
             if any(name.startswith(prefix) for name in [*state, *self.task["aliases"]]):
                 self.uses_modules = True
-                made = f'place_module("{path}", {made}, place)'
+                made = f"place_module({quote(path)}, {made}, place)"
             self._let(f"module {path}", made, path or "module")
             variable = self._names[f"module {path}"]
             for name in [*state, *self.task["aliases"]]:
@@ -372,7 +374,7 @@ class _Writer:
                 self.own_parameters = True
                 more = "" if tensor["requires_grad"] else ", requires_grad=False"
                 source = f"nn.Parameter({source}{more})"
-            self._let(f"state {name}", f'place("{name}", {source})', name)
+            self._let(f"state {name}", f"place({quote(name)}, {source})", name)
 
     # -------------------------------------------------------------------------------------------------- steps
 
@@ -497,7 +499,7 @@ def _references_in(tree: Any) -> Iterable[str]:
 def _attribute(variable: str, name: str, is_parameter: bool) -> str:
     if all(word.isidentifier() and not keyword.iskeyword(word) for word in name.split(".")):
         return f"{variable}.{name}"
-    return f'{variable}.get_{"parameter" if is_parameter else "buffer"}("{name}")'
+    return f"{variable}.get_{'parameter' if is_parameter else 'buffer'}({quote(name)})"
 
 
 def _says_something(name: str, item: Any) -> bool:

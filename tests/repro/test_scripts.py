@@ -172,6 +172,30 @@ def test_no_text_of_a_results_file_gets_out_of_the_docstring(hostile: str) -> No
     assert source.isprintable() or not set(source) - set(filter(str.isprintable, source)) - {"\n"}
 
 
+@pytest.mark.parametrize(
+    "quantity",
+    [
+        'exp_avg"]; raise SystemExit("got out"); ["x of weight after step 1',
+        'weight after step 1: raise SystemExit("got out")',
+    ],
+)
+def test_no_quantity_of_a_results_file_gets_out_of_its_string(quantity: str) -> None:
+    placements, options = {"input": "S(0)"}, {"optimizer": "SGD"}
+    trial = Trial("modules", "BatchNorm1d(4):8x4:train", "2", placements, "train", options)
+    material = material_of(trial)
+    plain = failure_of(Verdict(trial, "wrong state", [Finding("wrong state", "weight after step 1")]))
+    assert "optimizer.step()" in render(material, plain, Style(), "title", "repro.py")
+    failure = failure_of(Verdict(trial, "wrong state", [Finding("wrong state", quantity)]))
+    try:
+        source = render(material, failure, Style(), "title", "repro.py")
+    except NoScript:
+        return
+    calls = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name) and node.id == "SystemExit"
+    ]
+    assert calls == []
+
+
 def test_a_results_file_does_not_choose_the_code_that_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

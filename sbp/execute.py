@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,6 +50,11 @@ MakeCotangent = Callable[[str, torch.Tensor], torch.Tensor]
 Named = list[tuple[str, torch.nn.Parameter]]
 # Builds an optimizer from the named parameters.
 MakeOptimizer = Callable[[Named], torch.optim.Optimizer]
+# Makes the context in which the module and the loss are called, given this pass's inputs by name and the named
+# parameters and buffers; for whoever records what happens inside (see sbp.culprit). None for nobody.
+AROUND_CALLS: ContextVar[Callable[..., AbstractContextManager[Any]] | None] = ContextVar(
+    "around calls", default=None
+)
 
 
 @dataclass
@@ -213,13 +219,15 @@ class _Run:
         """The forward pass and the loss; what to go backward from."""
         loss = None
         with self._autocast(batch):
-            result = self.side.call(*batch.args, **batch.kwargs)
+            with self._recorded(batch):
+                result = self.side.call(*batch.args, **batch.kwargs)
             outputs = named_tensors(result, "output")
             for name, tensor in outputs.items():
                 self.observe(Quantity(name, VALUE, "{}" + during), tensor)
             if self.recipe.loss is not None:
                 assert self.side.loss is not None
-                loss = self.side.loss(result, *batch.targets)
+                with self._recorded(batch):
+                    loss = self.side.loss(result, *batch.targets)
                 self.observe(Quantity("loss", VALUE, "{}" + during), loss)
             inputs = self.program.batch_inputs(batch)
             for name in self.program.writes:
@@ -231,6 +239,12 @@ class _Run:
         if loss is not None:
             return {"loss": loss}
         return {name: tensor for name, tensor in outputs.items() if tensor.requires_grad}
+
+    def _recorded(self, batch: Batch) -> AbstractContextManager[Any]:
+        around = AROUND_CALLS.get()
+        if around is None:
+            return nullcontext()
+        return around(self.program.batch_inputs(batch), [*self.side.parameters(), *self.side.buffers()])
 
     def _autocast(self, batch: Batch) -> AbstractContextManager[Any]:
         if self.recipe.autocast is None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import launch
+from sbp.culprit.find import Culprit
 from sbp.placement import Array, parse_mesh
 from sbp.session import Session, Verdict, WorldError
 from sbp.subjects.foreign import NEIGHBOURS
@@ -244,6 +245,10 @@ class ForeignSession(Session):
             for finding in judgement.findings
         ]
         return super()._explain(replace(judgement, findings=findings), trial)
+
+    def culprit(self, verdict: Verdict) -> Culprit | None:
+        """None: the other framework's functions are not those that the reference calls."""
+        return None
 
     def _details(self, names: list[str]) -> tuple[Mapping[str, Array], list[Mapping[str, Array]]] | None:
         material = self._materials[self._prepared]

@@ -50,6 +50,10 @@ PRELOAD = (
     "sbp.inplace.watch",
 )
 
+# So many distinct failures are replayed at the end of a run, and no more begun after so many seconds.
+_MOST_REPLAYS = 40
+_REPLAYING = 60.0
+
 # A collective of a trial that is watched comes through the watch: its frames do not hide that the rank waits.
 PASSING = (*launch.Settings.passing_files, "/sbp/inplace/")
 
@@ -515,6 +519,32 @@ class Lead:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
+    def _culprits(self, session: Session, unexpected: Sequence[Verdict]) -> dict[str, str]:
+        """For each distinct failure, by its trial's id, where it goes wrong first, in words; written down as well.
+
+        The trials are run again for it, as long as that takes no more than its time.
+        """
+        if self.stopped or not self.options.replay:
+            return {}
+        from sbp.terminal import group_failures
+
+        begin, found = time.monotonic(), {}
+        # Of a run that is resumed, the file has what was found.
+        own = [verdict for verdict in unexpected if verdict.trial.id not in self.before]
+        for verdict, _ in group_failures(own)[:_MOST_REPLAYS]:
+            if time.monotonic() - begin > _REPLAYING:
+                break
+            try:
+                culprit = session.culprit(verdict)
+            except (WorldError, launch.JobError, KeyboardInterrupt):
+                # The verdicts stand; only this is not known.
+                break
+            if culprit is not None:
+                found[verdict.trial.id] = culprit.words()
+                which = {"subject": verdict.trial.subject, "id": verdict.trial.id}
+                self.writer.write({**culprit.to_dict(), **which, "class": culprit.kind, "kind": "culprit"})
+        return found
+
     def _is_part(self) -> bool:
         """Whether the command line leaves out trials of the default run."""
         options = self.options
@@ -561,6 +591,7 @@ class Lead:
             "subject_seconds": round(session.timing.subject, 3),
             "harness_seconds": round(session.timing.harness, 3),
         }
+        culprits = self._culprits(session, unexpected)
         if summary["complete"]:
             self.writer.write(summary)
         print_table(console, self.verdicts)
@@ -568,7 +599,7 @@ class Lead:
         def command(trial: Trial) -> str:
             return run_command(trial, self.job.size, self.options.subject_python)
 
-        print_failures(console, unexpected, command, "Failures")
+        print_failures(console, unexpected, command, "Failures", culprits=culprits)
         print_writes(console, list(self.writes.values()))
         for line in describe_stale(self.known, stale):
             print_plain(console, f"known failures: {line}")

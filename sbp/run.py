@@ -91,6 +91,12 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_false",
         help="do not look for in-place writes to distributed tensors while the trials run",
     )
+    add(
+        "--no-replay",
+        dest="replay",
+        action="store_false",
+        help="do not run failed trials again to say at which step they go wrong first",
+    )
     add("--known", metavar="FILE|none", help="known failures: --known my.toml (default: those that ship)")
     add(
         "--rank-logs",

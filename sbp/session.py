@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from sbp.culprit.find import Culprit, find_culprit
 from sbp.inplace.in_trials import join
 from sbp.placement import Array, parse_mesh
-from sbp.trial import Trial
+from sbp.trial import DEFAULT_DTYPE, Trial
 from sbp.verdict.compare import Row
 from sbp.verdict.judge import Finding, Judgement, judge_rows
 from sbp.verdict.relation import describe_difference
@@ -243,6 +244,22 @@ class Session:
     def _request(self, trial: Trial) -> dict[str, Any]:
         request = {"do": "trial", "trial": trial.to_dict()}
         return {**request, "watch": self.watch} if self.watch is not None else request
+
+    def culprit(self, verdict: Verdict) -> Culprit | None:
+        """The step at which a failed trial goes wrong first, from a replay; None where none is seen."""
+        trial, findings = verdict.trial, [finding for finding in verdict.findings if finding.quantity]
+        if not findings or trial.dtype != DEFAULT_DTYPE:
+            return None
+        self._prepare(trial)
+
+        def ask(request: dict[str, Any]) -> list[Any] | None:
+            replies = self.job.call(request, self.timeout)
+            return [reply.value for reply in replies] if all(r.status == "ok" for r in replies) else None
+
+        found = find_culprit(ask, trial.to_dict(), parse_mesh(trial.mesh), findings[0])
+        # What the case changed in its processes must not reach the next one.
+        self.job.drop_world()
+        return found
 
     def _prepare(self, trial: Trial) -> None:
         """Have the ranks build the case and its reference first: what that takes (a database to import, a large

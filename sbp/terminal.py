@@ -143,9 +143,15 @@ def _without_numbers(text: str) -> str:
 
 
 def print_failures(
-    console: Console, verdicts: Sequence[Verdict], command: Any, title: str, limit: int = 40
+    console: Console,
+    verdicts: Sequence[Verdict],
+    command: Any,
+    title: str,
+    limit: int = 40,
+    culprits: Mapping[str, str] | None = None,
 ) -> None:
-    """Each distinct failure: where, how it differs, and the command that runs just that trial."""
+    """Each distinct failure: where, how it differs, and the command that runs just that trial. ``culprits`` has, by
+    trial id, where it goes wrong first."""
     groups = group_failures(verdicts)
     if not groups:
         return
@@ -159,6 +165,8 @@ def print_failures(
             print_plain(console, f"  {subject}{finding.relation}{claim}{size}")
         if len(verdict.findings) > 4:
             console.print(Text(f"  and {len(verdict.findings) - 4} more quantities"))
+        if culprits and verdict.trial.id in culprits:
+            print_plain(console, f"  {culprits[verdict.trial.id]}")
         if verdict.flaky:
             console.print(Text("  flaky: it passed when it was tried again alone"))
         if count > 1:

@@ -61,6 +61,7 @@ class Worker:
         self._store: dist.TCPStore | None = None
         self._observed: dict[str, Observed] = {}
         self._reference: Reference | None = None
+        self._replay: Any = None
 
     def handle(self, request: Mapping[str, Any]) -> Any:
         operation: Callable[[Mapping[str, Any]], Any] = getattr(self, f"do_{request['do']}")
@@ -203,6 +204,68 @@ class Worker:
                 if due is not None and due.value is not None:
                     expected[name] = due.value
         return answer
+
+    # ---------------------------------------------------------------------------------------- the culprit
+
+    def do_replay(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a trial again with every step recorded on both sides; see sbp.culprit."""
+        from sbp.culprit.replay import replay
+
+        trial = Trial.from_dict(request["trial"])
+        run_reference, run_subject, subject = self._sides(trial)
+        self._replay = replay(run_reference, run_subject, lambda: getattr(subject, "grid", None))
+        return self._replay.answer(self.rank)
+
+    def do_replayed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """This rank's pieces of what the last replay recorded; the first rank adds the expected values."""
+        assert self._replay is not None
+        return self._replay.values(request["names"], self.rank)
+
+    def do_alone(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """One step of the last replay on the reference's inputs; None where it cannot be run so."""
+        from sbp.culprit.replay import run_alone
+
+        trial = Trial.from_dict(request["trial"])
+        run_reference, run_subject, _ = self._sides(trial)
+        assert self._replay is not None
+        found = run_alone(
+            self._replay, request["key"], run_reference, run_subject, self.rank, parse_mesh(trial.mesh)
+        )
+        if found is None:
+            return None
+        observed, expected = found
+        return {
+            "observed": {
+                name: {"claimed": one.claimed, "mesh": one.mesh, "problem": one.problem, "shape": one.shape}
+                for name, one in observed.items()
+            },
+            "pieces": {name: one.local for name, one in observed.items()},
+            "expected": expected if self.rank == 0 else {},
+        }
+
+    def _sides(
+        self, trial: Trial
+    ) -> tuple[Callable[[], Any], Callable[[], Any], DTensorSubject | ParallelSubject]:
+        """What runs a trial on one device and on this rank, seeded alike, and the subject."""
+        case, suite, subject = self._case(trial), find_suite(trial.suite), self._subject(trial)
+        seed = stable_seed("run", trial.case) % 2**31
+
+        def run_reference() -> None:
+            compute_reference(case.program, trial.case, suite.make_optimizer(trial), seed)
+
+        def run_subject() -> None:
+            torch.manual_seed(seed)
+            subject.run(
+                case.program,
+                trial.case,
+                parse_mesh(trial.mesh),
+                trial.placements,
+                case.reference.cotangents,
+                {},
+                suite.make_optimizer(trial),
+            )
+
+        return run_reference, run_subject, subject
 
     def _subject(self, trial: Trial) -> DTensorSubject | ParallelSubject:
         """What runs the trial: the case itself may say how it becomes parallel."""

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -191,7 +191,16 @@ class Summary:
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
-Record = Run | Verdict | Inplace | Summary
+@dataclass(frozen=True)
+class Culprit:
+    """Where a failed trial goes wrong first, from a replay; it belongs to the verdict of the same subject and id."""
+
+    subject: str
+    id: str
+    origin: Origin
+
+
+Record = Run | Verdict | Inplace | Culprit | Summary
 
 
 @dataclass(frozen=True)
@@ -282,6 +291,7 @@ def read(path: str | Path) -> Results:
     verdicts: list[Verdict] = []
     inplace: list[Inplace] = []
     summary: Summary | None = None
+    culprits: dict[tuple[str, str], Origin] = {}
     tail = Tail()
     seen: dict[tuple[str, str], int] = {}
     for record in read_records(path, tail):
@@ -296,14 +306,21 @@ def read(path: str | Path) -> Results:
             summary = None  # what follows a summary, as in a resumed run, needs a new one
         elif isinstance(record, Inplace):
             inplace.append(record)
+        elif isinstance(record, Culprit):
+            culprits[record.subject, record.id] = record.origin
         elif isinstance(record, Run):
             runs.append(record)
             summary = None
         else:
             summary = record
+    verdicts = [_with_origin(each, culprits[each.key]) if each.key in culprits else each for each in verdicts]
     return Results(
         str(path), tuple(runs), tuple(verdicts), tuple(inplace), summary, tail.torn, dict(tail.unread)
     )
+
+
+def _with_origin(verdict: Verdict, origin: Origin) -> Verdict:
+    return replace(verdict, origin=origin, raw={**verdict.raw, "origin": asdict(origin)})
 
 
 @dataclass
@@ -620,10 +637,18 @@ def _read_summary(fields: _Fields, line: int) -> Summary:
     )
 
 
+def _read_culprit(fields: _Fields, line: int) -> Culprit:
+    origin = Origin(
+        fields.text("file"), fields.integer("line"), fields.text("module"), fields.text("operator")
+    )
+    return Culprit(fields.text("subject"), fields.text("id"), origin)
+
+
 _READERS: Mapping[str, Any] = {
     "run": _read_run,
     "verdict": _read_verdict,
     "inplace": _read_inplace,
+    "culprit": _read_culprit,
     "summary": _read_summary,
 }
 
